@@ -1,0 +1,33 @@
+# Two commands: `make demo` runs the main job on embedded data, `make test` does all checks.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint gpu-test clean
+
+demo: $(INSTALLED)
+	$(BIN)/feddure partition --dataset fashion-mini --setting dir-dir --clients 20 --out runs/demo/partition.npz --plot runs/demo/partition.png
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+# Made anew only when the declared dependencies change.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "feddure needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
