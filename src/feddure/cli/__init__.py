@@ -1,13 +1,14 @@
 """The `feddure` command: each subcommand is a few lines that call the rooms below."""
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from feddure.cli import config as config_command
-from feddure.errors import FeddureError
+from feddure.cli import config, data, partition, report, run
+from feddure.errors import FeddureError, FeddureWarning
 from feddure.version import VERSION
 
 app = typer.Typer(
@@ -33,17 +34,22 @@ def root(
     """Federated semi-supervised learning: FedDure and its rivals, exact, fast and measured."""
 
 
-app.command("config")(config_command.show)
+app.command("run")(run.run)
+app.command("report")(report.report)
+app.command("partition")(partition.partition)
+app.add_typer(data.app, name="data")
+app.command("config")(config.show)
 
 
 def main() -> None:
     """Run the command; a mistake of the user's is one message and exit code 2, never a traceback."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    warnings.showwarning = lambda message, category, *_: (
+        console.print("note:", str(message), markup=False) if issubclass(category, FeddureWarning) else None
+    )
     try:
         app()
     except FeddureError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), markup=False)
         sys.exit(2)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -20,9 +20,11 @@ def show(
 
     Examples:
 
-        feddure config                                   # the presets
-        feddure config --fields                          # every field and what it means
-        feddure config --preset aaai24 --set partition.gamma=0.3 > mine.yaml
+    ```text
+    feddure config                                   # the presets
+    feddure config --fields                          # every field and what it means
+    feddure config --preset aaai24 --set partition.gamma=0.3 > mine.yaml
+    ```
     """
     console = Console(soft_wrap=False)
     if fields:

@@ -1,0 +1,170 @@
+"""Time T_s over CIFAR-10 with the same decisions: batched, and one image at a time with Pillow.
+
+    python benchmarks/augment.py --data-dir DATA --json results/augment.json
+    python benchmarks/augment.py --data-dir DATA --device cuda
+
+Both sides start from uint8 images and end with a normalised float32 batch; drawing the decisions is not
+timed. On CUDA the clock is a pair of device events around each call, after warm-up.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from feddure import draws
+from feddure.data import augment, augment_reference, sources
+from feddure.errors import FeddureError
+
+
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    dataset = sources.load("cifar10", options.data_dir)
+    images, side = dataset.images[: options.images], dataset.shape[0]
+    normalise = augment.Normalise(dataset.mean, dataset.std)
+    raw = draws.bits(len(images) * augment.STRONG_BITS, 0, "benchmark").reshape(len(images), -1)
+    decisions = augment.strong_decisions(raw, side)
+    on_device = torch.from_numpy(images).to(device)
+
+    def one_by_one() -> np.ndarray:
+        return np.stack(
+            [augment_reference.strong(image, row) for image, row in zip(images, decisions, strict=True)]
+        )
+
+    pillow = on_cpu(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
+    clock = on_cuda if device.type == "cuda" else on_cpu
+    batched = clock(lambda: augment.strong(on_device, decisions, normalise), options.repeats)
+    differing = int((augment.strong_uint8(on_device, decisions).cpu().numpy() != one_by_one()).sum())
+
+    report = {
+        "benchmark": "augment",
+        "images": len(images),
+        "shape": list(dataset.shape),
+        "hardware": hardware(),
+        "versions": versions(),
+        "pillow": summary(pillow, len(images)) | {"device": "cpu", "threads": 1},
+        "batched": summary(batched, len(images))
+        | {"device": options.device, "threads": torch.get_num_threads()},
+        "speedup": round(statistics.median(pillow) / statistics.median(batched), 1),
+        "differing_values": differing,
+    }
+    show(report)
+    if options.json:
+        write(options.json, json.dumps(report, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time T_s, batched beside Pillow.")
+    data_dir = os.environ.get("FEDDURE_DATA")
+    parser.add_argument("--data-dir", type=Path, default=Path(data_dir) if data_dir else None)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of the batched code")
+    parser.add_argument("--pillow-repeats", type=int, default=3, help="timed passes of the Pillow loop")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch; default: all cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    return parser.parse_args()
+
+
+def on_cpu(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds of each repeat, after one to warm up."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def on_cuda(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds between device events around each repeat, after five to warm up."""
+    for _ in range(5):
+        work()
+    torch.cuda.synchronize()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in events:
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in events]
+
+
+def summary(seconds: list[float], images: int) -> dict[str, Any]:
+    median = statistics.median(seconds)
+    return {
+        "repeats": len(seconds),
+        "median_s": round(median, 6),
+        "min_s": round(min(seconds), 6),
+        "max_s": round(max(seconds), 6),
+        "images_per_second": round(images / median),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    cpu = platform.processor()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        names = [line for line in information.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": cpu, "cores": os.cpu_count(), "gpu": gpu}
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    console = Console()
+    place = report["hardware"]
+    console.print(f"{place['cpu']}, {place['cores']} cores; GPU: {place['gpu'] or 'none'}", highlight=False)
+    console.print(
+        ", ".join(f"{name} {version}" for name, version in report["versions"].items()), highlight=False
+    )
+    table = Table("T_s", "device", "threads", "repeats", "median ms", "min–max ms", "images/s")
+    for name in ("pillow", "batched"):
+        row = report[name]
+        median, least, most = (1000 * row[key] for key in ("median_s", "min_s", "max_s"))
+        figures = (f"{median:.1f}", f"{least:.1f}–{most:.1f}", f"{row['images_per_second']:,}")
+        table.add_row(name, row["device"], str(row["threads"]), str(row["repeats"]), *figures)
+    console.print(table)
+    console.print(
+        f"{report['images']:,} images; {report['speedup']} times as fast; "
+        f"{report['differing_values']} values differ",
+        highlight=False,
+    )
+
+
+def write(file: Path, text: str) -> None:
+    aside = file.with_name(file.name + ".part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FeddureError as error:
+        sys.exit(f"error: {error}")

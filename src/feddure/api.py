@@ -1,0 +1,115 @@
+"""The package from Python: `feddure.run(...)` and what it returns."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from feddure import config, data, methods
+from feddure import nn as networks
+from feddure.config import Experiment
+from feddure.data.dataset import Dataset
+from feddure.federation import runs
+from feddure.methods.base import Method
+from feddure.tracking import records
+from feddure.tracking.report import write_report
+from feddure.tracking.summary import Summary, summarise
+
+
+class Run:
+    """A finished run: its numbers, its model, its report."""
+
+    def __init__(self, folder: Path | str):
+        self._run = records.read_run(Path(folder))
+
+    @property
+    def folder(self) -> Path:
+        return self._run.folder
+
+    @property
+    def experiment(self) -> Experiment:
+        return self._run.experiment
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A record a round, as in metrics.jsonl."""
+        return self._run.metrics
+
+    @property
+    def summary(self) -> Summary:
+        """Accuracy of the last round and of the last 10 evaluations, steps, time."""
+        return summarise(self._run.metrics, self._run.timing)
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained global model, ready to evaluate."""
+        return runs.load_model(self.folder)
+
+    def report(self) -> Path:
+        """(Re)make report.html and return its path."""
+        return write_report([self.folder], self.folder / runs.REPORT_FILE)
+
+    def __repr__(self) -> str:
+        return f"<feddure.Run {self.folder}: {self.summary}>"
+
+
+def run(
+    preset: str | None = None,
+    *,
+    config_file: Path | str | None = None,
+    dataset: str | Dataset | None = None,
+    setting: str | None = None,
+    method: str | type[Method] | None = None,
+    model: str | Callable[..., nn.Module] | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    data_dir: Path | str | None = None,
+    progress: bool = True,
+    sets: dict[str, Any] | None = None,
+) -> Run:
+    """Run one experiment and return it.
+
+    A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
+    name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
+    """
+    changes = {
+        "dataset": dataset.name if isinstance(dataset, Dataset) else dataset,
+        "partition.setting": setting,
+        "method": _name(method, methods.register),
+        "model": _name(model, networks.register),
+        "rounds": rounds,
+        "seed": seed,
+        **(sets or {}),
+    }
+    experiment = config.load(preset, Path(config_file) if config_file else None, changes)
+    folder = Path(out) if out is not None else default_folder(experiment)
+    images = dataset if isinstance(dataset, Dataset) else _load(experiment, data_dir, progress)
+    runs.execute(experiment, images, folder, resume, progress)
+    return Run(folder)
+
+
+def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
+    """A folder under `runs/` named after the experiment that is not there yet."""
+    words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")
+    name = "-".join(words).replace("/", "_").replace(":", "_").replace("?", "_")
+    folder, number = root / name, 1
+    while folder.exists():
+        number += 1
+        folder = root / f"{name}-{number}"
+    return folder
+
+
+def _load(experiment: Experiment, data_dir: Path | str | None, progress: bool) -> Dataset:
+    return data.load(experiment.dataset, Path(data_dir) if data_dir else None, progress)
+
+
+def _name(thing: Any, register: Callable[[str, Any], None]) -> str | None:
+    """A name stays; a class or function is registered under its import path, by which the run can be replayed."""
+    if thing is None or isinstance(thing, str):
+        return thing
+    path = f"{thing.__module__}:{thing.__qualname__}"
+    register(path, thing)
+    return path

@@ -1,0 +1,152 @@
+"""`feddure data`: which data sets there are, how to get them, and whether they are whole."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feddure.cli.options import DataDir
+from feddure.data import sources
+from feddure.data.sources import fetch as downloads
+from feddure.data.sources.inspection import Counts, Inspection, inspect
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="List, fetch and check data sets.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `feddure data list` names it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone, for scripts.")]
+
+
+@app.command("list")
+def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the data sets and where they are.
+
+    Examples:
+
+    - `feddure data list`
+    - `feddure data list --data-dir /data --json`
+    """
+    folder = data_dir or sources.default_data_dir()
+    rows = [(source, source.find(folder)) for source in sources.sources()]
+    if as_json:
+        fields = ("name", "about", "classes", "train", "test")
+        _print_json(
+            [
+                {**{field: getattr(source, field) for field in fields}, "path": str(place) if place else None}
+                for source, place in rows
+            ]
+        )
+        return
+    table = Table("name", "what it is", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("classes", justify="right")
+    table.add_column("train + test", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for source, place in rows:
+        size = "" if source.train is None else f"{source.train:,} + {source.test:,}"
+        where = _where(source, place, folder)
+        table.add_row(source.name, escape(source.about), str(source.classes or ""), size, escape(where))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"Data folder: {escape(str(folder))}", soft_wrap=True)
+    console.print("`feddure data fetch NAME` downloads one that is not here.")
+    console.print(f"Your own data: {escape(', '.join(sources.FORMS))}", soft_wrap=True)
+
+
+@app.command()
+def fetch(
+    name: Name,
+    data_dir: DataDir = None,
+    mirror: Annotated[
+        str | None, typer.Option("--mirror", help="Address of a folder with the same files, used instead.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a data set from its official place; a broken download goes on where it stopped.
+
+    Examples:
+
+    - `feddure data fetch cifar10`
+    - `feddure data fetch fashion-mnist --data-dir /data`
+    - `feddure data fetch cinic10 --mirror https://example.org/datasets`
+    """
+    place = downloads.fetch(name, data_dir, mirror, progress=True)
+    if as_json:
+        _print_json({"name": name, "path": str(place)})
+    else:
+        print(f"{name} is in {place}")
+
+
+@app.command()
+def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Load a data set and say what is in it; exit code 1 if it is not the official one.
+
+    Examples:
+
+    - `feddure data check cifar10`
+    - `feddure data check 'folder:my-images?size=32&channels=3'`
+    - `feddure data check npz:mine.npz --json`
+    """
+    dataset = sources.load(name, data_dir, progress=True)
+    report = inspect(dataset, None if ":" in name else sources.find_source(name))
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+    else:
+        _print_report(report)
+    if report.official is False:
+        raise typer.Exit(1)
+
+
+def _where(source: sources.Source, place: Path | None, folder: Path) -> str:
+    if place is None:
+        return "not here" if source.name in downloads.DOWNLOADS else "in your code"
+    if not place.is_relative_to(folder):
+        return "in the package"
+    return str(place.relative_to(folder)) if place != folder else "the data folder"
+
+
+def _print_report(report: Inspection) -> None:
+    console = Console(highlight=False)
+    height, width, channels = report.shape
+    facts = Table("", escape(report.name), show_edge=False, box=None)
+    facts.add_row("images", f"{report.train:,} train, {report.test:,} test")
+    if report.unlabelled is not None:
+        facts.add_row("", f"{report.train - report.unlabelled:,} labelled, {report.unlabelled:,} unlabelled")
+    facts.add_row("shape", f"{height} × {width}, {channels} channel{'s' if channels > 1 else ''}")
+    facts.add_row("mean", f"{_numbers(report.mean)}   measured {_numbers(report.measured_mean)}")
+    facts.add_row("std", f"{_numbers(report.std)}   measured {_numbers(report.measured_std)}")
+    facts.add_row("fingerprint", report.fingerprint)
+    if report.official is not None:
+        facts.add_row("official", "yes" if report.official else "[bold red]no[/]")
+    console.print(facts, soft_wrap=True)
+    for deviation in report.deviations:
+        console.print(f"  {escape(deviation)}", soft_wrap=True)
+    console.print(_table("class", report.classes, with_labelled=report.unlabelled is not None))
+    if report.sites:
+        console.print(_table("site", report.sites, with_labelled=True, with_test=False))
+
+
+def _table(what: str, rows: list[Counts], with_labelled: bool, with_test: bool = True) -> Table:
+    """A row of counts for each class or site, with the columns that say something."""
+    columns = ["train"] * (what == "site" or not with_labelled)
+    columns += ["labelled"] * with_labelled + ["test"] * with_test
+    table = Table(what)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(escape(row.name), *(f"{getattr(row, column):,}" for column in columns))
+    return table
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)
+
+
+def _print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    print()

@@ -1,0 +1,239 @@
+"""`feddure partition`: deal a data set's images to clients, look at the result, keep it."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feddure import config
+from feddure.cli.options import DataDir
+from feddure.data import sources
+from feddure.data.dataset import Dataset
+from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
+from feddure.errors import ConfigError
+
+CLIENTS = 20
+"""Number of clients unless told otherwise: as many as the demo has."""
+
+SHOWN = 10
+"""Clients at each end of a long table."""
+
+_KINDS = ("labelled", "unlabelled")
+_NAMES = 3
+
+
+def partition(
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="Data set name, `folder:PATH`, `npz:PATH` or `module:function`.")
+    ] = "fashion-mini",
+    setting: Annotated[
+        str,
+        typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites (labelled-unlabelled)."),
+    ] = "dir-dir",
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            "--clients", show_default=str(CLIENTS), help="Number of clients; sites bring their own."
+        ),
+    ] = None,
+    gamma: Annotated[
+        float, typer.Option("--gamma", help="Dirichlet concentration; smaller is more unequal.")
+    ] = 0.5,
+    labels_per_class: Annotated[
+        int | None,
+        typer.Option(
+            "--labels-per-class",
+            show_default="5, or a folder's own labels",
+            help="Labelled images per class and client.",
+        ),
+    ] = None,
+    label_fraction: Annotated[
+        float | None,
+        typer.Option("--label-fraction", help="Labelled share of all images, instead of --labels-per-class."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed; the same one gives the same partition anywhere.")
+    ] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.npz", help="Save the partition.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.png", help="Draw class × client as bubbles (.png, .svg or .pdf)."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every client, however many.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Deal a data set's images to clients: who holds what, how unequal it is, a picture, a file with a hash.
+
+    Examples:
+
+    ```text
+    feddure partition
+    feddure partition --setting iid-dir --gamma 0.3 --plot clients.png
+    feddure partition --dataset cifar10 --clients 100 --out partition.npz
+    feddure partition --dataset cifar10 --label-fraction 0.02 --json
+    feddure partition --dataset folder:hospitals --setting sites
+    ```
+    """
+    _check_place(out, "--out", (".npz",))
+    _check_place(plot, "--plot", (".png", ".svg", ".pdf"))
+    options = _options(
+        setting=setting,
+        clients=CLIENTS if clients is None else clients,
+        gamma=gamma,
+        labels_per_class=labels_per_class,
+        label_fraction=label_fraction,
+        seed=seed,
+    )
+    images = sources.load(dataset, data_dir, progress=not as_json)
+    made = make(images, options, seed)
+    if clients not in (None, made.clients):
+        raise ConfigError(
+            f"--clients {clients}: data set '{images.name}' has {made.clients} sites, and under "
+            "--setting sites each is one client; leave --clients out"
+        )
+    if plot is not None:
+        # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
+        from feddure.tracking import bubbles, style
+
+        picture = bubbles.figure(made, images)
+        _make_folder(plot, "--plot")
+        style.save(picture, plot)
+    if out is not None:
+        _make_folder(out, "--out")
+        made.save(out)
+    report = _report(made, images)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(report, every or made.clients <= 2 * SHOWN, [path for path in (out, plot) if path is not None])
+
+
+def _options(**fields: Any) -> config.Partition:
+    """Options of the command as the section of a configuration, with errors that name the options."""
+    try:
+        return config.build({"partition": fields, "clients_per_round": 1}).partition
+    except ConfigError as error:
+        named = re.sub(r"\bpartition\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(error))
+        raise ConfigError(named) from None
+
+
+def _check_place(path: Path | None, option: str, endings: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written, before any work is done."""
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"{option} {path}: expected a name that ends in {' or '.join(endings)}")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be written ({error.strerror}); name a file in a folder you may write to"
+        ) from None
+
+
+def _make_folder(path: Path, option: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: its folder cannot be made ({error.strerror})") from None
+
+
+def _report(made: Partition, images: Dataset) -> dict[str, Any]:
+    """All there is to know about a partition, as plain values."""
+    classes = len(images.classes)
+    clients = []
+    for number, counts in enumerate(zip(*made.counts(images.labels, classes), strict=True)):
+        client: dict[str, Any] = {"client": number}
+        if made.parameters["setting"] == "sites":
+            client["site"] = images.sites[number]
+        for kind, row in zip(_KINDS, counts, strict=True):
+            size = len(getattr(made, kind)[number])
+            absent = [name for name, held in zip(images.classes, row, strict=True) if not held]
+            client[kind] = size
+            client[f"{kind}_per_class"] = row.tolist()
+            # Among images of unknown class nobody can say what is absent.
+            client[f"absent_{kind}"] = absent if row.sum() == size else None
+        clients.append(client)
+    return {
+        "parameters": made.parameters,
+        "sha256": made.sha256,
+        "internal_imbalance": internal_imbalance(made, images.labels, classes),
+        "external_imbalance": external_imbalance(made, images.labels, classes),
+        "repairs": [repair._asdict() for repair in made.repairs],
+        "classes": list(images.classes),
+        "clients": clients,
+    }
+
+
+def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
+    """The report as a table and a few lines for people."""
+    parameters, clients = report["parameters"], report["clients"]
+    console = Console(highlight=False, soft_wrap=True)
+    title = [
+        parameters["dataset"],
+        parameters["setting"],
+        f"{len(clients):,} clients",
+        f"seed {parameters['seed']}",
+    ]
+    table = Table(title=escape(", ".join(title)))
+    for name in ("client", *_KINDS):
+        table.add_column(name, justify="right")
+    for kind in _KINDS:
+        table.add_column(f"absent among {kind}")
+    for client in clients if every else clients[:SHOWN]:
+        table.add_row(*_row(client))
+    if not every:
+        table.add_section()
+        table.add_row(f"… {len(clients) - 2 * SHOWN:,} more", style="dim")
+        table.add_section()
+        for client in clients[-SHOWN:]:
+            table.add_row(*_row(client))
+    console.print(table)
+    for kind in _KINDS:
+        sizes = [client[kind] for client in clients]
+        absent = [len(client[f"absent_{kind}"]) for client in clients if client[f"absent_{kind}"] is not None]
+        console.print(
+            f"{kind}: {sum(sizes):,} images, {min(sizes):,} to {max(sizes):,} per client, mean {_mean(sizes)}"
+            + (f"; {_mean(absent)} classes absent on average" if absent else "; classes are not known")
+        )
+    for name in ("internal", "external"):
+        value = report[f"{name}_imbalance"]
+        console.print(f"{name} imbalance: {'cannot be measured' if value is None else f'{value:.3f}'}")
+    moved = sum(repair["number"] for repair in report["repairs"])
+    receivers = len({repair["to_client"] for repair in report["repairs"]})
+    repairs = (
+        f"clients that had too few: {receivers}, images moved to them: {moved}" if moved else "none needed"
+    )
+    console.print(f"repairs: {repairs}")
+    console.print(f"sha256: {report['sha256']}")
+    for file in files:
+        console.print(f"wrote {file}", markup=False)
+
+
+def _row(client: dict[str, Any]) -> list[str]:
+    name = str(client["client"]) + (f" {client['site']}" if "site" in client else "")
+    sizes = [f"{client[kind]:,}" for kind in _KINDS]
+    return [escape(cell) for cell in (name, *sizes, *(_some(client[f"absent_{kind}"]) for kind in _KINDS))]
+
+
+def _mean(numbers: list[int]) -> str:
+    return f"{sum(numbers) / len(numbers):,.1f}"
+
+
+def _some(names: list[str] | None) -> str:
+    """The first few names and the number of the others."""
+    if names is None:
+        return "not known"
+    return ", ".join(names[:_NAMES]) + (f" + {len(names) - _NAMES} more" if len(names) > _NAMES else "")

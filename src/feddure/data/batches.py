@@ -1,0 +1,200 @@
+"""A client's stream of batches for one round.
+
+Which images, and how each is augmented, are decided on the CPU from counter-based draws; the pixels of all
+clients of a round are then made together on the device. All shapes are static: batches come from a reshuffled cycle
+over the client's images, so each one is full, and a set smaller than a batch repeats within it. A client without
+labelled (or unlabelled) images gets batches of size zero there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddure import draws
+from feddure.data import augment
+from feddure.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method's step wants to see."""
+
+    plain: bool = False  # unlabelled images as they are
+    weak: bool = False  # unlabelled images, T_w
+    strong: bool = False  # unlabelled images, T_s
+    every_label: bool = False  # all of the client's images count as labelled (fully supervised)
+
+    @property
+    def unlabelled(self) -> bool:
+        return self.plain or self.weak or self.strong
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images and labels; or, with one more leading dimension, those of all steps of a round."""
+
+    labelled: Tensor  # T_w(x)
+    labels: Tensor
+    plain: Tensor
+    weak: Tensor  # T_w(u)
+    strong: Tensor  # T_s(u)
+    truth: Tensor  # the unlabelled images' classes: for diagnostics, never for learning
+
+    def step(self, index: int) -> "Batch":
+        return Batch(*(tensor[index] for tensor in self.tensors()))
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one client wants for one round."""
+
+    client: int
+    labelled: np.ndarray  # indices of its labelled images
+    unlabelled: np.ndarray
+    steps: int
+    labelled_batch: int
+    unlabelled_batch: int
+    needs: Needs
+    cutout: bool = False  # cut labelled images too
+
+    def pools(self) -> tuple[np.ndarray, np.ndarray]:
+        """Images that count as labelled, images that count as unlabelled."""
+        none = np.empty(0, dtype=np.int64)
+        if self.needs.every_label:
+            return np.concatenate([self.labelled, self.unlabelled]), none
+        return self.labelled, self.unlabelled if self.needs.unlabelled else none
+
+
+def cycle(pool: np.ndarray, length: int, *key: draws.Key) -> np.ndarray:
+    """`length` entries of a reshuffled cycle over `pool`."""
+    if len(pool) == 0 or length == 0:
+        return np.empty(0, dtype=np.int64)
+    passes = -(-length // len(pool))
+    order = np.argsort(draws.bits(passes * len(pool), *key).reshape(passes, len(pool)), axis=1, kind="stable")
+    return pool[order.reshape(-1)[:length]]
+
+
+class Feed:
+    """A data set's images on the device, from which batches are made."""
+
+    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype):
+        self.device = device
+        self.dtype = dtype
+        self.side = dataset.shape[0]
+        self.images = torch.from_numpy(dataset.images).to(device)
+        self.labels = torch.from_numpy(dataset.labels).to(device)
+        self.test_images = torch.from_numpy(dataset.test_images).to(device)
+        self.test_labels = torch.from_numpy(dataset.test_labels).to(device)
+        self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
+
+    def test_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        """The whole test set, normalised, in pieces."""
+        return [
+            (augment.plain(images, self.normalise), labels)
+            for images, labels in zip(self.test_images.split(size), self.test_labels.split(size), strict=True)
+        ]
+
+    def plain(self, index: np.ndarray) -> Tensor:
+        """These training images, normalised, without augmentation."""
+        return augment.plain(self.images[self._upload(index)], self.normalise)
+
+    def batches(self, orders: list[Order], seed: int, round_number: int) -> list[Batch]:
+        """The batches of all these clients for a round, each with a leading dimension of steps."""
+        weak, cut, strong, plain = (_Pile() for _ in range(4))
+        parts = []
+        for order in orders:
+            key = (round_number, order.client)
+            pool, others = order.pools()
+            labelled = cycle(pool, order.steps * order.labelled_batch, seed, "labelled", *key)
+            unlabelled = cycle(others, order.steps * order.unlabelled_batch, seed, "unlabelled", *key)
+            words = augment.WEAK_BITS + (augment.CUTOUT_BITS if order.cutout else 0)
+            raw = draws.bits(len(labelled) * words, seed, "augment-labelled", *key)
+            spans = {"labelled": (cut if order.cutout else weak).add(labelled, raw)}
+            if order.needs.weak:
+                raw = draws.bits(len(unlabelled) * augment.WEAK_BITS, seed, "augment-weak", *key)
+                spans["weak"] = weak.add(unlabelled, raw)
+            if order.needs.strong:
+                raw = draws.bits(len(unlabelled) * augment.STRONG_BITS, seed, "augment-strong", *key)
+                spans["strong"] = strong.add(unlabelled, raw)
+            if order.needs.plain:
+                spans["plain"] = plain.add(unlabelled, None)
+            parts.append((order, labelled, unlabelled, spans))
+        pixels = {
+            "weak": weak.make(self, augment.weak_decisions, augment.weak),
+            "cut": cut.make(self, partial(augment.weak_decisions, cutout=True), augment.weak),
+            "strong": strong.make(self, augment.strong_decisions, augment.strong),
+            "plain": self.plain(plain.index()),
+        }
+        labels = self._classes([index for _, labelled, unlabelled, _ in parts for index in (labelled, unlabelled)])
+        return [self._assemble(*part, pixels, labels[2 * i], labels[2 * i + 1]) for i, part in enumerate(parts)]
+
+    def _assemble(
+        self,
+        order: Order,
+        labelled: np.ndarray,
+        unlabelled: np.ndarray,
+        spans: dict[str, slice],
+        pixels: dict[str, Tensor],
+        labels: Tensor,
+        truth: Tensor,
+    ) -> Batch:
+        def view(kind: str, source: str) -> Tensor:
+            made = pixels[source]
+            part = made[spans[kind]] if kind in spans else made[:0]
+            rows = len(part) // order.steps
+            # [steps, batch, channels, height, width]; each step's images stay channels-last in memory.
+            return part.permute(0, 2, 3, 1).unflatten(0, (order.steps, rows)).permute(0, 1, 4, 2, 3)
+
+        return Batch(
+            labelled=view("labelled", "cut" if order.cutout else "weak"),
+            labels=labels.view(order.steps, -1),
+            plain=view("plain", "plain"),
+            weak=view("weak", "weak"),
+            strong=view("strong", "strong"),
+            truth=truth.view(order.steps, -1),
+        )
+
+    def _classes(self, indices: list[np.ndarray]) -> list[Tensor]:
+        every = self.labels[self._upload(np.concatenate(indices))]
+        return list(every.split([len(index) for index in indices]))
+
+    def _upload(self, index: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(self.device, non_blocking=True)
+
+
+class _Pile:
+    """Images of several clients that are augmented in one go."""
+
+    def __init__(self) -> None:
+        self._indices: list[np.ndarray] = []
+        self._raw: list[np.ndarray] = []
+        self._length = 0
+
+    def add(self, index: np.ndarray, raw: np.ndarray | None) -> slice:
+        self._indices.append(index)
+        if raw is not None:
+            self._raw.append(raw)
+        start, self._length = self._length, self._length + len(index)
+        return slice(start, self._length)
+
+    def index(self) -> np.ndarray:
+        return np.concatenate(self._indices) if self._indices else np.empty(0, dtype=np.int64)
+
+    def make(
+        self,
+        feed: Feed,
+        decide: Callable[[np.ndarray, int], np.ndarray],
+        apply: Callable[[Tensor, np.ndarray, augment.Normalise], Tensor],
+    ) -> Tensor:
+        index = self.index()
+        if not len(index):
+            return feed.plain(index)
+        decisions = decide(np.concatenate(self._raw).reshape(len(index), -1), feed.side)
+        return apply(feed.images[feed._upload(index)], decisions, feed.normalise)

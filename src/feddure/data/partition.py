@@ -1,0 +1,259 @@
+"""A partition: who owns which images, and which of them carry a label.
+
+`make` follows the recipe; the artefact it returns is the truth of an experiment. It is saved with a hash over
+every index and every parameter, and a file that differs from what was saved in a single byte is refused.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from feddure import config
+from feddure.data import recipes
+from feddure.data.dataset import Dataset
+from feddure.errors import ConfigError, DataError
+
+_FORMAT = 1
+_SEAL = 64  # bytes of the hash that ends a file
+_KINDS: tuple[Literal["labelled", "unlabelled"], ...] = ("labelled", "unlabelled")
+
+
+class Repair(NamedTuple):
+    """Images moved so that no client is left with too few."""
+
+    from_client: int
+    to_client: int
+    kind: str  # labelled or unlabelled
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Sorted image numbers of each client, and how they came to be; equal partitions have equal `sha256`."""
+
+    labelled: tuple[np.ndarray, ...]
+    unlabelled: tuple[np.ndarray, ...]
+    parameters: dict[str, Any]
+    repairs: tuple[Repair, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.labelled)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of parameters, repairs and indices, the same on every machine."""
+        digest = hashlib.sha256(_canonical({"parameters": self.parameters, "repairs": self.repairs}).encode())
+        for kind in _KINDS:
+            for array in _flat(getattr(self, kind)):
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def counts(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Labelled and unlabelled images as counts [client, class]; images of unknown class are left out."""
+        return _counts(self.labelled, labels, classes), _counts(self.unlabelled, labels, classes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the artefact: a plain npz, equal partitions giving equal bytes."""
+        path = Path(path)
+        content = _pack(self)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            aside.write_bytes(content)
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise DataError(f"{path}: the partition cannot be written ({error.strerror})") from None
+
+    @staticmethod
+    def load(path: str | Path, dataset: Dataset) -> "Partition":
+        """Read an artefact back, checked byte for byte and against the data set it belongs to."""
+        path = Path(path)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: the partition cannot be read ({error.strerror})") from None
+        partition = _unpack(path, content)
+        name, fingerprint = partition.parameters["dataset"], partition.parameters["fingerprint"]
+        if fingerprint != dataset.fingerprint:
+            raise DataError(
+                f"{path}: made for data set '{name}' with fingerprint {fingerprint[:12]}, but "
+                f"'{dataset.name}' with fingerprint {dataset.fingerprint[:12]} was given; make a partition "
+                "of this data set with `feddure partition`"
+            )
+        return partition
+
+
+def make(dataset: Dataset, options: config.Partition, seed: int) -> Partition:
+    """The partition that these options and this seed describe; the same on every machine."""
+    if options.labels_per_class is not None and options.label_fraction is not None:
+        raise ConfigError(
+            "--labels-per-class (partition.labels_per_class) and --label-fraction (partition.label_fraction) "
+            "were both given: use one of them"
+        )
+    if options.setting == "sites" and (dataset.site is None or not dataset.sites):
+        raise ConfigError(
+            f"--setting sites (partition.setting): data set '{dataset.name}' does not say which site owns "
+            "which image; use a folder data set with sites, or another setting"
+        )
+    if options.setting == "fedmatch" and len(dataset.classes) != len(recipes.FEDMATCH_MIX):
+        raise ConfigError(
+            f"--setting fedmatch (partition.setting): defined for {len(recipes.FEDMATCH_MIX)} classes, but "
+            f"data set '{dataset.name}' has {len(dataset.classes)}; use iid-dir or dir-dir"
+        )
+    clients = len(dataset.sites) if options.setting == "sites" else options.clients
+    pools = recipes.choose_labels(dataset, options, clients, seed)
+    parts: dict[str, tuple[np.ndarray, ...]] = {}
+    repairs: list[Repair] = []
+    for kind in _KINDS:
+        pool = getattr(pools, kind)
+        if dataset.site is not None and options.setting == "sites":
+            images = np.concatenate(pool)
+            owners = dataset.site[images]
+        else:
+            images, owners = recipes.deal(pool, _spread(options, kind, [len(part) for part in pool], seed))
+            moves = recipes.repair(owners, clients, "partition", seed, "repair", kind)
+            repairs += [Repair(rich, poor, kind, number) for rich, poor, number in moves]
+        parts[kind] = _by_client(images, owners, clients)
+    parameters = {
+        "setting": options.setting,
+        "clients": clients,
+        "gamma": options.gamma if options.setting in ("iid-dir", "dir-dir") else None,
+        "labels_per_class": recipes.labels_per_class(dataset, options),
+        "label_fraction": options.label_fraction,
+        "seed": seed,
+        "dataset": dataset.name,
+        "fingerprint": dataset.fingerprint,
+    }
+    return Partition(parts["labelled"], parts["unlabelled"], parameters, tuple(repairs))
+
+
+def internal_imbalance(partition: Partition, labels: np.ndarray, classes: int) -> float | None:
+    """Mean over clients of the total-variation distance between the class mixes of labelled and unlabelled.
+
+    Clients without images of known class on either side are left out; None where no client remains.
+    """
+    labelled, unlabelled = partition.counts(labels, classes)
+    both = (labelled.sum(axis=1) > 0) & (unlabelled.sum(axis=1) > 0)
+    if not both.any():
+        return None
+    return float(np.abs(_mix(labelled[both]) - _mix(unlabelled[both])).sum(axis=1).mean() / 2)
+
+
+def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -> float | None:
+    """Mean over pairs of clients of the total-variation distance between the class mixes of all their images.
+
+    Clients without images of known class are left out; None where fewer than two remain.
+    """
+    together = np.add(*partition.counts(labels, classes))
+    mixes = _mix(together[together.sum(axis=1) > 0])
+    clients = len(mixes)
+    if clients < 2:
+        return None
+    # Over all pairs of n sorted values the i-th is added i times and subtracted n - 1 - i times: no n² here.
+    signs = 2 * np.arange(clients) - (clients - 1)
+    return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
+
+
+def _spread(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
+    """Counts [client, class] of the setting for labelled or unlabelled images."""
+    if options.setting == "fedmatch" and kind == "unlabelled":
+        return recipes.fedmatch(totals, options.clients)
+    if options.setting == "dir-dir" or (options.setting == "iid-dir" and kind == "unlabelled"):
+        return recipes.dirichlet(totals, options.clients, options.gamma, "partition", seed, "shares", kind)
+    return recipes.even(totals, options.clients, "partition", seed, "rounds", kind)
+
+
+def _by_client(images: np.ndarray, owners: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:
+    ordered = images[np.lexsort((images, owners))]
+    return _cut(ordered, np.bincount(owners, minlength=clients))
+
+
+def _cut(indices: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+    indices = indices.astype(np.int64)
+    indices.flags.writeable = False
+    return tuple(np.split(indices, np.cumsum(sizes)[:-1]))
+
+
+def _flat(parts: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """All indices in client order and the clients' sizes, as little-endian 64-bit integers."""
+    parts = list(parts)
+    return np.concatenate(parts).astype("<i8"), np.array([len(part) for part in parts], dtype="<i8")
+
+
+def _counts(parts: tuple[np.ndarray, ...], labels: np.ndarray, classes: int) -> np.ndarray:
+    indices, sizes = _flat(parts)
+    owners, found = np.repeat(np.arange(len(parts)), sizes), labels[indices]
+    known = found >= 0
+    cells = owners[known] * classes + found[known]
+    return np.bincount(cells, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+
+def _mix(counts: np.ndarray) -> np.ndarray:
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def _canonical(tree: dict[str, Any]) -> str:
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _pack(partition: Partition) -> bytes:
+    """The artefact's bytes: an uncompressed npz without dates, whose zip comment is the hash of the rest."""
+    about = {
+        "format": _FORMAT,
+        "parameters": partition.parameters,
+        "repairs": partition.repairs,
+        "sha256": partition.sha256,
+    }
+    arrays = {"about": np.array(_canonical(about).encode())}
+    for kind in _KINDS:
+        arrays[kind], arrays[f"{kind}_sizes"] = _flat(getattr(partition, kind))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            member.create_system = 3  # the default differs between systems
+            with archive.open(member, "w") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+        archive.comment = bytes(_SEAL)
+    content = buffer.getvalue()[:-_SEAL]
+    return content + _seal(content)
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _unpack(path: Path, content: bytes) -> Partition:
+    # The zip format's own checksums leave headers and dates unguarded; the seal covers every byte.
+    if content[-_SEAL:] != _seal(content[:-_SEAL]):
+        raise DataError(
+            f"{path}: not a partition, or damaged since it was saved; copy it afresh or make it again with "
+            "`feddure partition`"
+        )
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        about = json.loads(arrays["about"].item())
+        if about["format"] != _FORMAT:
+            raise DataError(
+                f"{path}: written in format {about['format']}, but this version reads {_FORMAT}; make it "
+                "again with `feddure partition`"
+            )
+        labelled, unlabelled = (_cut(arrays[kind], arrays[f"{kind}_sizes"]) for kind in _KINDS)
+    repairs = tuple(Repair(*repair) for repair in about["repairs"])
+    partition = Partition(labelled, unlabelled, about["parameters"], repairs)
+    if partition.sha256 != about["sha256"]:
+        raise DataError(
+            f"{path}: its indices do not match its hash {about['sha256'][:12]}; make it again with "
+            "`feddure partition`"
+        )
+    return partition

@@ -1,0 +1,97 @@
+"""Readers of data sets: a name becomes a `Dataset`.
+
+A name is one of the built-in ones, `folder:PATH`, `npz:PATH`, `package.module:function` for a function
+without arguments that returns a `Dataset`, or a name given to `register`.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from feddure.data.dataset import Dataset
+from feddure.data.sources import cifar, cinic, fashion, folder, npz
+from feddure.data.sources.places import default_data_dir
+from feddure.data.sources.source import Source
+from feddure.data.sources.validation import check
+from feddure.errors import DataError
+
+__all__ = ["FORMS", "Source", "default_data_dir", "find_source", "load", "register", "sources"]
+
+_SOURCES = {
+    source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)
+}
+FORMS = ("folder:PATH", "npz:PATH", "package.module:function")
+"""How the user's own data are named."""
+
+
+def sources() -> list[Source]:
+    """The data sets that have a name."""
+    return list(_SOURCES.values())
+
+
+def register(name: str, function: Callable[[], Dataset]) -> None:
+    """Give a name to a function that returns a data set."""
+    if not name or ":" in name or "?" in name:
+        raise DataError(f"data set name '{name}': expected a name without ':' and '?'")
+    if name in _SOURCES:
+        raise DataError(f"data set name '{name}' is taken; there are: {', '.join(_SOURCES)}")
+    _SOURCES[name] = Source(
+        name=name,
+        about=f"registered: {getattr(function, '__qualname__', function)}",
+        load=lambda data_dir, progress: _call(function, name),
+        find=lambda data_dir: None,
+    )
+
+
+def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
+    """The data set of this name; `data_dir` is where downloaded ones live."""
+    kind, colon, rest = name.partition(":")
+    if not colon:
+        return find_source(name).load(default_data_dir() if data_dir is None else data_dir, progress)
+    if kind == "folder":
+        return folder.load(rest, progress)
+    if kind == "npz":
+        return npz.load(rest, progress)
+    return _call(_import(name), name)
+
+
+def find_source(name: str) -> Source:
+    """What is known of a named data set."""
+    if name in _SOURCES:
+        return _SOURCES[name]
+    close = difflib.get_close_matches(name.lower(), _SOURCES, n=1, cutoff=0.5)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    raise DataError(f"there is no data set '{name}'; there are: {', '.join((*_SOURCES, *FORMS))}{hint}")
+
+
+def _import(name: str) -> Callable[[], Dataset]:
+    module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
+        raise DataError(f"data set '{name}': expected one of {', '.join((*_SOURCES, *FORMS))}")
+    # The installed command, unlike `python -m`, does not look for modules where the user stands.
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DataError(f"data set '{name}': cannot import {module_name} ({error})") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise DataError(f"data set '{name}': {module_name} has no function '{function_name}'")
+    return function
+
+
+def _call(function: Callable[[], Dataset], name: str) -> Dataset:
+    dataset = function()
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"data set '{name}': the function returned a {type(dataset).__name__}, expected a Dataset"
+        )
+    return check(dataset, f"data set '{name}'")

@@ -1,0 +1,149 @@
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), and the small part of it that comes with this package.
+
+fashion-mini is real Fashion-MNIST: the first 600 training images and the first 100 test images of each class,
+in the order of the original files, written with numpy.savez_compressed (images, labels, test_images and
+test_labels, all uint8; images [N, 28, 28]). The licence of the images is in NOTICE.
+"""
+
+import hashlib
+import io
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from feddure.data.dataset import Dataset
+from feddure.data.sources import idx
+from feddure.data.sources.places import missing
+from feddure.data.sources.source import Source
+from feddure.errors import DataError
+
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+MEAN = (0.2860,)
+STD = (0.3530,)
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+MINI = resources.files("feddure") / "data" / "embedded" / "fashion-mini.npz"
+MINI_SHA256 = "e92d12a9cb02fd61dc1c5fafe5fdb5faaa167a3f0bd19227f23af51dd1466412"
+
+
+def find(data_dir: Path) -> Path | None:
+    """The folder with all four files, gzipped or not."""
+    return next((folder for folder in _folders(data_dir) if not _absent(folder)), None)
+
+
+def load(data_dir: Path, progress: bool = False) -> Dataset:
+    """Fashion-MNIST from its four idx files."""
+    folder = find(data_dir)
+    if folder is None:
+        raise DataError(_absence(data_dir))
+    images, labels = _pair(folder, *FILES[:2])
+    test_images, test_labels = _pair(folder, *FILES[2:])
+    return _dataset("fashion-mnist", images, labels, test_images, test_labels)
+
+
+def load_mini(data_dir: Path, progress: bool = False) -> Dataset:
+    """fashion-mini, from inside the package."""
+    raw = MINI.read_bytes()
+    if hashlib.sha256(raw).hexdigest() != MINI_SHA256:
+        raise DataError(
+            f"{MINI}: not the file that was released with this package; install the package again"
+        )
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        return _dataset(
+            "fashion-mini", arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"]
+        )
+
+
+def _dataset(
+    name: str, images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray
+) -> Dataset:
+    return Dataset(
+        name,
+        images[..., None],
+        labels.astype(np.int64),
+        test_images[..., None],
+        test_labels.astype(np.int64),
+        CLASSES,
+        MEAN,
+        STD,
+    )
+
+
+def _pair(folder: Path, images_name: str, labels_name: str) -> tuple[np.ndarray, np.ndarray]:
+    images_path, labels_path = _path(folder, images_name), _path(folder, labels_name)
+    images, labels = idx.read(images_path, 3), idx.read(labels_path, 1)
+    if images.shape[1:] != (28, 28) or len(images) == 0:
+        raise DataError(f"{images_path}: shape {list(images.shape)}, expected images of 28 by 28 pixels")
+    if len(images) != len(labels):
+        raise DataError(
+            f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}"
+        )
+    wrong = np.flatnonzero(labels >= len(CLASSES))
+    if len(wrong):
+        raise DataError(f"{labels_path}: label {wrong[0]} is {labels[wrong[0]]}, expected 0 to 9")
+    return images, labels
+
+
+def _folders(data_dir: Path) -> tuple[Path, ...]:
+    return (data_dir / "FashionMNIST" / "raw", data_dir / "fashion-mnist", data_dir)
+
+
+def _path(folder: Path, name: str) -> Path:
+    plain = folder / name
+    return plain if plain.is_file() else folder / f"{name}.gz"
+
+
+def _absent(folder: Path) -> list[str]:
+    return [name for name in FILES if not _path(folder, name).is_file()]
+
+
+def _absence(data_dir: Path) -> str:
+    for folder in _folders(data_dir):
+        absent = _absent(folder)
+        if len(absent) < len(FILES):
+            return f"{folder}: {', '.join(absent)} missing (.gz or not); `feddure data fetch fashion-mnist`"
+    return missing(
+        "fashion-mnist", data_dir, "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not"
+    )
+
+
+SOURCE = Source(
+    name="fashion-mnist",
+    about="28×28 grey pictures of clothing",
+    load=load,
+    find=find,
+    classes=10,
+    train=60_000,
+    test=10_000,
+    sha256={
+        "images": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        "labels": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    },
+)
+MINI_SOURCE = Source(
+    name="fashion-mini",
+    about="a tenth of Fashion-MNIST, part of this package",
+    load=load_mini,
+    find=lambda data_dir: Path(str(MINI)),
+    classes=10,
+    train=6_000,
+    test=1_000,
+)

@@ -1,0 +1,116 @@
+"""A data set in one .npz file.
+
+Required: images, labels, test_images, test_labels. Optional: classes, mean, std, labelled, site, sites; they
+mean what the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a
+label of -1 says that the class is not known, and where `labelled` is missing, exactly those images are
+unlabelled.
+"""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.sources.normalisation import measure
+from feddure.data.sources.validation import check
+from feddure.errors import DataError
+
+DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+"""What reading a damaged .npz file raises."""
+REQUIRED = ("images", "labels", "test_images", "test_labels")
+OPTIONAL = ("classes", "mean", "std", "labelled", "site", "sites")
+
+
+def load(where: str, progress: bool = False) -> Dataset:
+    """The data set in an .npz file, checked."""
+    path = Path(where).expanduser()
+    arrays = _read(path)
+    try:
+        return check(_dataset(f"npz:{where}", arrays), str(path))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        # Opened here because numpy leaves a damaged file open when it gives up on it.
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise DataError(f"{path}: not a whole .npz file; expected one made by numpy.savez")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                _check_names(path, archive.files)
+                return {name: np.asarray(archive[name]) for name in archive.files}
+    except DAMAGE as error:
+        raise DataError(f"{path}: not a whole .npz file of plain arrays ({error})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    absent = [name for name in REQUIRED if name not in names]
+    if absent:
+        raise DataError(f"{path}: no array {', '.join(absent)}; it has: {', '.join(names) or 'none'}")
+    unknown = [name for name in names if name not in (*REQUIRED, *OPTIONAL)]
+    if unknown:
+        raise DataError(
+            f"{path}: unknown array {', '.join(unknown)}; expected {', '.join((*REQUIRED, *OPTIONAL))}"
+        )
+
+
+def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
+    images, test_images = _with_channels(arrays["images"]), _with_channels(arrays["test_images"])
+    labels, test_labels = _whole("labels", arrays["labels"]), _whole("test_labels", arrays["test_labels"])
+    unknown = labels == UNKNOWN
+    measured = measure(images) if images.dtype == np.uint8 and images.ndim == 4 and images.size else ((), ())
+    site = _whole("site", arrays["site"]) if "site" in arrays else None
+    return Dataset(
+        name=name,
+        images=images,
+        labels=labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        classes=_names("classes", arrays, labels, test_labels),
+        mean=_numbers("mean", arrays, measured[0]),
+        std=_numbers("std", arrays, measured[1]),
+        labelled=arrays.get("labelled", ~unknown if unknown.any() else None),
+        sites=_names("sites", arrays, *([] if site is None else [site])),
+        site=site,
+    )
+
+
+def _with_channels(images: np.ndarray) -> np.ndarray:
+    return images[..., None] if images.ndim == 3 else images
+
+
+def _whole(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} have dtype {array.dtype}, expected whole numbers")
+    if array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} reach {array.max()}, expected the numbers of classes or sites")
+    return array.astype(np.int64)
+
+
+def _names(name: str, arrays: dict[str, np.ndarray], *numbers: np.ndarray) -> tuple[str, ...]:
+    """The names in the file, or else the numbers in use as names."""
+    if name not in arrays:
+        count = max((int(array.max(initial=-1)) + 1 for array in numbers), default=0)
+        if count > sum(array.size for array in numbers):
+            raise ValueError(f"{name} are not named and their numbers reach {count - 1}: count from 0")
+        return tuple(str(number) for number in range(count))
+    array = arrays[name]
+    if array.ndim != 1 or array.dtype.kind not in "US":
+        raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, expected a list of names")
+    return tuple(text.decode() if isinstance(text, bytes) else text for text in array.tolist())
+
+
+def _numbers(name: str, arrays: dict[str, np.ndarray], measured: tuple[float, ...]) -> tuple[float, ...]:
+    if name not in arrays:
+        return measured
+    array: Any = arrays[name]
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{name} is {array.dtype}, expected numbers")
+    return tuple(float(number) for number in np.atleast_1d(array).ravel())

@@ -1,0 +1,52 @@
+"""What a result was measured on: hardware, versions, commit, command."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from feddure.version import VERSION
+
+
+def describe() -> dict[str, str | int | None]:
+    """This machine and this installation, as a flat record."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "feddure": VERSION,
+        "commit": commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": metadata.version("numpy"),
+        "cuda": torch.version.cuda,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(terse=True),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from, where it runs from one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return os.environ.get("FEDDURE_COMMIT")
+    done = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+    )
+    return done.stdout.strip() or None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

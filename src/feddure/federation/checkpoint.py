@@ -1,0 +1,96 @@
+"""A federation between two rounds, on disk.
+
+One safetensors file holds every tensor and, in its header, the round and the experiment's fingerprint. It is
+written aside and renamed, so that a kill at any moment leaves the previous checkpoint whole.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from feddure.errors import RunError
+from feddure.federation.rounds import Federation, Observer
+from feddure.files import write_whole
+
+FILE = Path("checkpoint") / "state.safetensors"
+
+
+def write(federation: Federation, folder: Path) -> None:
+    """Replace the folder's checkpoint by this federation's state."""
+    tensors = {f"server.{name}": tensor for name, tensor in federation.state.items()}
+    tensors |= {f"moments.{name}": tensor for name, tensor in federation.moments.items()}
+    if federation.experiment.server.ema is not None:
+        tensors |= {f"averaged.{i}": tensor for i, tensor in enumerate(federation.averaged)}
+    for client, memory in federation.memories.items():
+        tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
+    header = {
+        "round": str(federation.round),
+        "experiment": federation.experiment.fingerprint(),
+        "partition": federation.partition.sha256,
+    }
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    path = folder / FILE
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{path.parent}: cannot be made ({problem.strerror})") from None
+    write_whole(path, content, RunError, durable=True)
+
+
+def read(federation: Federation, folder: Path) -> bool:
+    """Bring a federation to the folder's checkpoint; False where there is none yet."""
+    path = folder / FILE
+    if not path.exists():
+        return False
+    device = federation.program.network.device
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as problem:
+        raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
+    if header.get("experiment") != federation.experiment.fingerprint():
+        raise RunError(f"{path}: the checkpoint belongs to another configuration; resume with its own or use another folder")
+    if header.get("partition") != federation.partition.sha256:
+        raise RunError(f"{path}: the checkpoint belongs to another partition of the data")
+    federation.round = int(header["round"])
+    groups: dict[str, dict[str, torch.Tensor]] = {"server": {}, "moments": {}, "averaged": {}, "memory": {}}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition(".")
+        groups[group][rest] = tensor.to(device)
+    federation.state = groups["server"]
+    federation.moments = groups["moments"]
+    if groups["averaged"]:
+        federation.averaged = [groups["averaged"][str(i)] for i in range(len(groups["averaged"]))]
+    federation.memories = {}
+    for name, tensor in groups["memory"].items():
+        client, _, rest = name.partition(".")
+        federation.memories.setdefault(int(client), {})[rest] = tensor
+    return True
+
+
+class Checkpoints(Observer):
+    """Writes a checkpoint every few rounds and after the last one."""
+
+    def __init__(self, federation: Federation, folder: Path):
+        self._federation = federation
+        self._folder = folder
+
+    def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
+        experiment = federation.experiment
+        if federation is self._federation and (
+            federation.round % experiment.checkpoint_every == 0 or federation.round == experiment.rounds
+        ):
+            write(federation, self._folder)
+
+
+def describe(folder: Path) -> dict | None:
+    """Round and fingerprints of the folder's checkpoint, without reading its tensors."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    with safe_open(path, framework="pt") as file:
+        return json.loads(json.dumps(file.metadata()))

@@ -1,0 +1,88 @@
+"""What the pseudo labels of a round were worth, and what the regulators made of them.
+
+A simulation knows the true classes of unlabelled images; methods never see them, diagnostics do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from feddure.data.dataset import UNKNOWN
+
+Arrays = dict[str, np.ndarray]
+
+
+def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: int) -> dict[str, Any]:
+    """A round's diagnostics, over all its steps, and the main ones of each client.
+
+    Each client gives `weight` and `pseudo` [steps, batch] and, where its method has a reward, `d` [steps].
+    """
+    found = [(arrays, truth) for arrays, truth in zip(clients, truths, strict=True) if "weight" in arrays and truth.size]
+    if not found:
+        return {}
+    weight = np.concatenate([arrays["weight"].ravel() for arrays, _ in found])
+    pseudo = np.concatenate([arrays["pseudo"].ravel() for arrays, _ in found]).astype(np.int64)
+    truth = np.concatenate([truth.ravel() for _, truth in found])
+    low, middle, high = np.percentile(weight, [10, 50, 90])
+    result: dict[str, Any] = {
+        "weight_mean": float(weight.mean()),
+        "weight_p10": float(low),
+        "weight_p50": float(middle),
+        "weight_p90": float(high),
+    }
+    known = truth != UNKNOWN
+    right = pseudo == truth
+    if known.any():
+        of_class = [known & (truth == number) for number in range(classes)]
+        result |= {
+            "pseudo_accuracy": float(right[known].mean()),
+            "pseudo_accuracy_weighted": _share(weight[known], right[known]),
+            "weight_auroc": auroc(weight[known], right[known]),
+            "pseudo_accuracy_per_class": [_mean(right[mask]) for mask in of_class],
+            "coverage_per_class": [_mean(weight[mask]) for mask in of_class],
+        }
+    if all("d" in arrays for arrays, _ in found):
+        d = np.concatenate([arrays["d"] for arrays, _ in found])
+        steps = np.concatenate([arrays["weight"].mean(1) for arrays, _ in found])
+        result |= {
+            "d_mean": float(d.mean()),
+            "d_lowest": float(d.min()),
+            "d_highest": float(d.max()),
+            "ascent_share": float((steps + d < 0).mean()),
+        }
+    result["clients"] = [_of_client(arrays, truth) for arrays, truth in found]
+    return result
+
+
+def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
+    """Chance that a positive scores above a negative, ties counting half; None when one kind is missing."""
+    wins = int(positive.sum())
+    losses = len(positive) - wins
+    if not wins or not losses:
+        return None
+    ranks = rankdata(score)
+    return float((ranks[positive].sum() - wins * (wins + 1) / 2) / (wins * losses))
+
+
+def _of_client(arrays: Arrays, truth: np.ndarray) -> dict[str, float | None]:
+    known = truth != UNKNOWN
+    right = (arrays["pseudo"].astype(np.int64) == truth)[known]
+    return {
+        "loss": _mean(arrays["loss"]),
+        "loss_unlabelled": _mean(arrays["loss_unlabelled"]),
+        "weight": _mean(arrays["weight"]),
+        "pseudo_accuracy": _mean(right),
+        "weight_auroc": auroc(arrays["weight"][known], right),
+        **({"d": _mean(arrays["d"])} if "d" in arrays else {}),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if values.size else None
+
+
+def _share(weight: np.ndarray, right: np.ndarray) -> float | None:
+    total = weight.sum()
+    return float((weight * right).sum() / total) if total > 0 else None

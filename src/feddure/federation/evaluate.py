@@ -1,0 +1,28 @@
+"""The global model on the whole test set."""
+
+import torch
+from torch import Tensor
+
+from feddure.data.batches import Feed
+from feddure.nn.network import Network
+
+
+def evaluate(network: Network, theta: Tensor, statistics: Tensor, feed: Feed, classes: int) -> dict:
+    """Accuracy, loss, accuracy per class and confusion counts (row: true class, column: predicted)."""
+    size = 2500 if feed.device.type == "cuda" else 500
+    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=feed.device)
+    loss = torch.zeros((), dtype=torch.float64, device=feed.device)
+    for images, labels in feed.test_batches(size):
+        logits = network.evaluate(theta, statistics, images)
+        loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").double()
+        confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
+    counts = confusion.view(classes, classes).cpu()
+    total = max(int(counts.sum()), 1)
+    per_class = counts.diagonal().double() / counts.sum(1).clamp(min=1)
+    return {
+        "accuracy": counts.diagonal().sum().item() / total,
+        "loss": loss.item() / total,
+        "per_class": per_class.tolist(),
+        "confusion": counts.tolist(),
+    }
+

@@ -1,0 +1,24 @@
+"""Files that are there whole or not at all."""
+
+import os
+from pathlib import Path
+
+from feddure.errors import FeddureError
+
+
+def write_whole(path: Path, content: bytes, error: type[FeddureError], durable: bool = False) -> None:
+    """Write a file aside and rename it: a kill at any moment leaves the old file or the new one.
+
+    `durable` also survives a loss of power. A file that cannot be written raises `error`, which names it.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as problem:
+        aside.unlink(missing_ok=True)
+        raise error(f"{path}: cannot be written ({problem.strerror})") from None

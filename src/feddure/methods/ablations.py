@@ -1,0 +1,200 @@
+"""The ablations of the paper's Table 2: FedDure with parts taken away, and a plain meta-learning baseline.
+
+`f-reg` has no C-reg: F-reg learns by a virtual step of θ itself. `c-reg` has no F-reg: a fixed confidence threshold
+takes the place of its weights. `avg-f-reg` and `avg-c-reg` use the mean of the regulators that clients trained in
+earlier rounds, instead of their own. `baseline+maml` adds a first-order or exact meta gradient to FixMatch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from feddure.data.batches import Batch
+from feddure.methods.base import Client, State, cross_entropy, mean
+from feddure.methods.feddure import FedDure, allocate_f_reg, labelled_loss, record, start_f_reg
+from feddure.methods.fixmatch import FedAvgFixMatch, confident
+from feddure.nn import regulator
+
+
+class FReg(FedDure):
+    """F-reg alone: no φ, no reward d."""
+
+    name = "f-reg"
+
+    def allocate(self, client: Client) -> None:
+        allocate_f_reg(client)
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        start_f_reg(client, received)
+
+    def step(self, client: Client, batch: Batch) -> State:
+        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        pseudo = weak.detach().argmax(1)  # (1)
+        self.learn(client, batch, pseudo)
+        m = regulator.weigh(self.judge(client), self.reads(strong.detach()))  # (6)
+        losses = cross_entropy(strong, pseudo)
+        supervised = mean(cross_entropy(labelled, batch.labels))
+        client.descend(supervised + mean(m * losses))
+        return record(supervised, losses, m, pseudo)
+
+    def learn(self, client: Client, batch: Batch, pseudo: Tensor) -> None:
+        """Equations 4 and 5 with θ in the place of φ."""
+        if len(batch.labelled) and len(batch.strong):
+            before = client.network.weights(client.theta)
+            z = client.network.probe(before, batch.strong)
+            self.update_f_reg(client, client.theta, before, z, batch, pseudo)
+
+    def judge(self, client: Client) -> Tensor:
+        """The F-reg whose weights count."""
+        return client.state["w"]
+
+
+class AvgFReg(FReg):
+    """F-reg as the mean of earlier rounds; the client trains a copy for upload only."""
+
+    name = "avg-f-reg"
+
+    def allocate(self, client: Client) -> None:
+        super().allocate(client)
+        client.state["w_mean"] = torch.zeros_like(client.state["w"])
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        super().start_round(client, received)
+        client.state["w_mean"].copy_(received["w"])
+
+    def judge(self, client: Client) -> Tensor:
+        return client.state["w_mean"]
+
+    def upload(self, client: Client) -> State:
+        return {**super().upload(client), "w": client.state["w"]}
+
+    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
+        fresh = torch.from_numpy(regulator.initial(classes, "f-reg", seed, 0, 0)).to(theta)
+        return {**super().start(theta, statistics, classes, seed), **start_mean("w", fresh)}
+
+    def broadcast(self, server: State, client: int, round_number: int) -> State:
+        return {**super().broadcast(server, client, round_number), "w": server["w"]}
+
+    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:  # type: ignore[no-untyped-def]
+        return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("w", server, uploads)}
+
+
+class CReg(FedDure):
+    """C-reg alone: a fixed threshold instead of F-reg's weights."""
+
+    name = "c-reg"
+
+    def allocate(self, client: Client) -> None:
+        client.state["phi"] = torch.zeros_like(client.theta)
+        client.optimizers["phi"] = client.new_adam(client.theta[: client.network.parameters.trained])
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        client.state["phi"].copy_(received["theta"])
+        client.optimizers["phi"].reset()
+
+    def step(self, client: Client, batch: Batch) -> State:
+        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        pseudo, mask = confident(weak, self.options.threshold)
+        d = self.reward(client, batch, pseudo, mask) if len(batch.strong) else client.theta.new_zeros(())
+        if self.options.d_clip is not None:
+            d = d.clamp(-self.options.d_clip, self.options.d_clip)
+        losses = cross_entropy(strong, pseudo)
+        supervised = mean(cross_entropy(labelled, batch.labels))
+        client.descend(supervised + mean(mask * losses) + d * mean(losses))
+        return record(supervised, losses, mask, pseudo, d)
+
+    def reward(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> Tensor:
+        """Equations 2 and 3 with the mask in the place of H."""
+        network, phi = client.network, client.state["phi"]
+        before = network.weights(phi)
+        loss_before = labelled_loss(client, before, batch)
+        loss = mean(mask * cross_entropy(network.probe(before, batch.strong), pseudo))
+        client.optimizers["phi"].step(phi, network.gradient(loss, before))  # (2)
+        return loss_before - labelled_loss(client, network.weights(phi), batch)  # (3)
+
+
+class AvgCReg(CReg):
+    """Every step's C-reg starts at the mean of earlier rounds; a copy trains on through the round for upload."""
+
+    name = "avg-c-reg"
+
+    def allocate(self, client: Client) -> None:
+        super().allocate(client)
+        client.state["phi_mean"] = torch.zeros_like(client.theta)
+        client.state["phi_copy"] = torch.zeros_like(client.theta)
+        client.optimizers["phi_copy"] = client.new_adam(client.theta[: client.network.parameters.trained])
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        client.state["phi_mean"].copy_(received["phi"])
+        client.state["phi_copy"].copy_(received["phi"])
+        client.optimizers["phi_copy"].reset()
+
+    def reward(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> Tensor:
+        network, copy = client.network, client.state["phi_copy"]
+        weights = network.weights(copy)
+        loss = mean(mask * cross_entropy(network.probe(weights, batch.strong), pseudo))
+        client.optimizers["phi_copy"].step(copy, network.gradient(loss, weights))
+        client.state["phi"].copy_(client.state["phi_mean"])
+        client.optimizers["phi"].reset()
+        return super().reward(client, batch, pseudo, mask)
+
+    def upload(self, client: Client) -> State:
+        return {**super().upload(client), "phi": client.state["phi_copy"]}
+
+    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
+        return {**super().start(theta, statistics, classes, seed), **start_mean("phi", theta.clone())}
+
+    def broadcast(self, server: State, client: int, round_number: int) -> State:
+        return {**super().broadcast(server, client, round_number), "phi": server["phi"]}
+
+    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:  # type: ignore[no-untyped-def]
+        return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("phi", server, uploads)}
+
+
+def start_mean(name: str, fresh: Tensor) -> State:
+    """A mean over all uploads so far, of which there are none."""
+    return {name: fresh, f"{name}_count": torch.zeros((), dtype=fresh.dtype, device=fresh.device)}
+
+
+def go_on_with_mean(name: str, server: State, uploads: Sequence[State]) -> State:
+    """The mean over all uploads of this and earlier rounds."""
+    count = server[f"{name}_count"]
+    total = server[name] * count + torch.stack([upload[name] for upload in uploads]).sum(0)
+    return {name: total / (count + len(uploads)), f"{name}_count": count + len(uploads)}
+
+
+class BaselineMAML(FedAvgFixMatch):
+    """FixMatch plus the meta gradient: ∇_θ [L_s(θ − η ∇L_u(θ)) + L_s(θ) + L_u(θ)].
+
+    With v = ∇L_s at the virtual weights, the first term is v − η ∇²L_u v; the product with the Hessian is the gradient of
+    L_u's derivative along v, which one forward-mode pass gives (`maml_order: 1` leaves it out).
+    """
+
+    name = "baseline+maml"
+
+    def step(self, client: Client, batch: Batch) -> State:
+        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        pseudo, mask = confident(weak, self.experiment.feddure.threshold)
+        losses = cross_entropy(strong, pseudo)
+        supervised = mean(cross_entropy(labelled, batch.labels))
+        gradients = client.network.leaf_gradients(supervised + mean(mask * losses), client.weights)
+        if len(batch.labelled) and len(batch.strong):
+            meta = self.meta_gradient(client, batch, pseudo, mask)
+            gradients = [one + other for one, other in zip(gradients, meta, strict=True)]
+        client.descend_along(client.network.parameters.gather(gradients))
+        return record(supervised, losses, mask, pseudo)
+
+    def meta_gradient(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> list[Tensor]:
+        network, eta = client.network, self.experiment.optimizer.learning_rate
+        before = network.weights(client.theta)
+        loss = mean(mask * cross_entropy(network.probe(before, batch.strong), pseudo))
+        virtual = network.moved(client.theta, network.gradient(loss, before), eta)
+        ahead = mean(cross_entropy(network.probe(virtual, batch.labelled), batch.labels))
+        v = network.leaf_gradients(ahead, virtual)
+        if self.experiment.feddure.maml_order == 1:
+            return v
+        z, along = network.tangent(before, v, batch.strong)
+        change = ((z.softmax(1) - torch.nn.functional.one_hot(pseudo, z.shape[1])) * along).sum(1)
+        hessian = network.leaf_gradients(mean(mask * change), before)
+        return [one - eta * other for one, other in zip(v, hessian, strict=True)]

@@ -1,0 +1,153 @@
+"""What a method is: what one client does in one local step, what it sends, what the server answers.
+
+A method is written once, for one client, in plain PyTorch. The engine runs many clients side by side, captures
+the step as a CUDA graph where there is one, and the same code runs behind Flower. So a step is a pure tensor
+program: no `.item()`, no Python that depends on data.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddure.config import Experiment
+from feddure.data.batches import Batch, Needs
+from feddure.nn.adam import Adam
+from feddure.nn.flat import Pieces
+from feddure.nn.network import Network, Weights
+
+State = dict[str, Tensor]
+
+
+def mean(values: Tensor) -> Tensor:
+    """Mean, and 0 for nothing: the loss of a client without such images."""
+    return values.sum() / max(values.numel(), 1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each sample."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+class Client:
+    """One client in training, as a method's step sees it."""
+
+    def __init__(self, network: Network, experiment: Experiment, proximal: float, classes: int):
+        self.network = network
+        self.experiment = experiment
+        self.classes = classes
+        self.proximal = proximal
+        size, statistics = network.parameters.size, network.statistics.size
+        self.theta = torch.zeros(size, dtype=network.master, device=network.device)
+        self.statistics = torch.zeros(statistics, dtype=network.master, device=network.device)
+        self.anchor = torch.zeros_like(self.theta) if proximal else self.theta
+        self.adam = self.new_adam(self.theta[: network.parameters.trained])
+        self.state: State = {}
+        self.optimizers: dict[str, Adam] = {}
+        self.key: tuple[int, ...] = ()  # seed, round, client: for random decisions of this round
+        self._weights: Weights | None = None
+
+    def new_adam(self, like: Tensor) -> Adam:
+        """A fresh optimiser with the experiment's constants for a flat vector like this one."""
+        o = self.experiment.optimizer
+        return Adam(like, o.learning_rate, o.beta1, o.beta2, o.epsilon, self.network.compiled)
+
+    def receive(self, received: Mapping[str, Tensor], key: tuple[int, ...]) -> None:
+        """Start a round from the server's model with a fresh optimiser."""
+        self.key = key
+        self.theta.copy_(received["theta"])
+        self.statistics.copy_(received["statistics"])
+        if self.proximal:
+            self.anchor.copy_(received["theta"])
+        self.adam.reset()
+
+    def model(self, *images: Tensor) -> tuple[Tensor, ...]:
+        """θ's logits on each group of images, in one pass with shared batch statistics."""
+        self._weights = self.network.weights(self.theta)
+        logits = self.network.forward(self.weights, self.statistics, torch.cat(images))
+        return logits.split([len(group) for group in images])
+
+    @property
+    def weights(self) -> Weights:
+        """The leaves that the last call of `model` used."""
+        assert self._weights is not None, "a step calls client.model before it descends"
+        return self._weights
+
+    def descend(self, loss: Tensor) -> None:
+        """One Adam step of θ on `loss`, plus the proximal term, in place."""
+        self.descend_along(self.network.gradient(loss, self.weights))
+
+    def descend_along(self, gradient: Pieces) -> None:
+        """One Adam step of θ along a gradient, plus the proximal term, in place."""
+        if self.proximal:
+            pull = self.proximal * (self.theta - self.anchor)
+            gradient = [(place, values + pull[place]) for place, values in gradient]
+        self.adam.step(self.theta, gradient)
+        self._weights = None
+
+
+class Method:
+    """An algorithm. Subclasses override what differs; everything has a default."""
+
+    name = ""
+    needs = Needs()
+    proximal = 0.0
+    memory: tuple[str, ...] = ()  # names in `client.state` that a client keeps between its rounds
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+
+    # --- on a client ---------------------------------------------------------------------------------
+    def steps(self, labelled: int, unlabelled: int, unlabelled_batch: int) -> int:
+        """Local steps of a client with so many images."""
+        wanted = self.experiment.local_steps
+        if wanted != "epoch":
+            return wanted
+        if unlabelled:
+            return max(1, round(unlabelled / unlabelled_batch))
+        return max(1, round(labelled / self.experiment.labelled_batch))
+
+    def allocate(self, client: Client) -> None:
+        """Make the tensors in `client.state` that this method needs; once for each lane."""
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        """Fill `client.state` in place; θ, its statistics and its optimiser are in place already."""
+
+    def step(self, client: Client, batch: Batch) -> State:
+        """One local step, in place; returns small tensors worth recording."""
+        raise NotImplementedError
+
+    def upload(self, client: Client) -> State:
+        """What the client sends to the server."""
+        return {"theta": client.theta, "statistics": client.statistics}
+
+    # --- on the server -------------------------------------------------------------------------------
+    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
+        """The server's state before the first round."""
+        return {"theta": theta, "statistics": statistics}
+
+    def broadcast(self, server: State, client: int, round_number: int) -> State:
+        """What the server sends to a client at the start of its round."""
+        return {"theta": server["theta"], "statistics": server["statistics"]}
+
+    def aggregate(
+        self, server: State, uploads: Sequence[State], weights: Sequence[float], clients: Sequence[int], round_number: int
+    ) -> State:
+        """The server's next state from what it received, in sampling order."""
+        return {**server, **weighted_mean(uploads, weights)}
+
+    def global_model(self, server: State) -> tuple[Tensor, Tensor]:
+        """Parameters and statistics of the model that is evaluated and exported."""
+        return server["theta"], server["statistics"]
+
+
+def weighted_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
+    """Name by name, the weighted mean of what clients sent: one reduction in the given order."""
+    total = sum(weights)
+    result = {}
+    for name in uploads[0]:
+        stacked = torch.stack([upload[name] for upload in uploads])
+        shares = torch.tensor([w / total for w in weights], dtype=stacked.dtype, device=stacked.device)
+        result[name] = (shares.unsqueeze(1) * stacked).sum(0)
+    return result

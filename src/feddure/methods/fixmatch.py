@@ -1,0 +1,39 @@
+"""FixMatch (Sohn et al., 2020) on every client, aggregated by FedAvg or FedProx.
+
+L = CE(y, f(T_w(x))) + λ mean_i 1[max p_i ≥ τ] CE(ŷ_i, f(T_s(u_i))), with p_i = softmax f(T_w(u_i)) and ŷ_i its argmax.
+"""
+
+from torch import Tensor
+
+from feddure.data.batches import Batch, Needs
+from feddure.methods.base import Client, Method, State, cross_entropy, mean
+from feddure.methods.feddure import record
+
+
+def confident(weak: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Pseudo labels, and 1 where the model is sure of them."""
+    confidence, pseudo = weak.detach().softmax(1).max(1)
+    return pseudo, (confidence >= threshold).to(weak.dtype)
+
+
+class FedAvgFixMatch(Method):
+    """FixMatch with FedAvg: the paper's baseline."""
+
+    name = "fedavg-fixmatch"
+    needs = Needs(weak=True, strong=True)
+
+    def step(self, client: Client, batch: Batch) -> State:
+        options = self.experiment.fixmatch
+        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        pseudo, mask = confident(weak, options.threshold)
+        losses = cross_entropy(strong, pseudo)
+        supervised = mean(cross_entropy(labelled, batch.labels))
+        client.descend(supervised + options.weight * mean(mask * losses))
+        return record(supervised, losses, mask, pseudo)
+
+
+class FedProxFixMatch(FedAvgFixMatch):
+    """FixMatch with FedProx."""
+
+    name = "fedprox-fixmatch"
+    proximal = 0.01

@@ -1,0 +1,34 @@
+"""UDA (Xie et al., 2020) on every client, aggregated by FedAvg or FedProx.
+
+L = CE(y, f(T_w(x))) + λ mean_i 1[max p_i ≥ τ] CE(q_i, f(T_s(u_i))), with p_i = softmax f(T_w(u_i)) and the soft target
+q_i = softmax(f(T_w(u_i)) / temperature), both without gradient.
+"""
+
+from feddure.data.batches import Batch, Needs
+from feddure.methods.base import Client, Method, State, cross_entropy, mean
+from feddure.methods.feddure import record
+from feddure.methods.fixmatch import confident
+
+
+class FedAvgUDA(Method):
+    """UDA with FedAvg."""
+
+    name = "fedavg-uda"
+    needs = Needs(weak=True, strong=True)
+
+    def step(self, client: Client, batch: Batch) -> State:
+        options = self.experiment.uda
+        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        pseudo, mask = confident(weak, options.threshold)
+        targets = (weak.detach() / options.temperature).softmax(1)
+        losses = -(targets * strong.log_softmax(1)).sum(1)
+        supervised = mean(cross_entropy(labelled, batch.labels))
+        client.descend(supervised + options.weight * mean(mask * losses))
+        return record(supervised, losses, mask, pseudo)
+
+
+class FedProxUDA(FedAvgUDA):
+    """UDA with FedProx."""
+
+    name = "fedprox-uda"
+    proximal = 0.01

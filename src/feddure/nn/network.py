@@ -1,0 +1,214 @@
+"""Any `nn.Module` as pure functions of flat parameters.
+
+Three ways to run it: `forward` (batch statistics, and the running ones are updated in place), `probe` (the
+statistics of this batch alone, nothing is touched) and `evaluate` (running statistics). `tangent` is the
+directional derivative of `probe`. All of them take the weights as arguments, so that one compiled program serves
+every client.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feddure.errors import ConfigError, FeddureWarning
+from feddure.nn import tangent
+from feddure.nn.flat import Layout, Pieces
+
+Named = dict[str, Tensor]
+T = TypeVar("T")
+
+
+class Weights:
+    """The weights of one forward pass: leaves to differentiate with respect to."""
+
+    def __init__(self, layout: Layout, cast: Tensor, precise: Tensor, frozen: Named):
+        """Leaves of two flat vectors, the two groups of trained tensors."""
+        trained = {}
+        for entry in layout.trained_entries:
+            inside = entry.view(cast) if entry.start < layout.cast else entry.view(precise, layout.cast)
+            trained[entry.name] = inside.detach().requires_grad_()
+        self.leaves = list(trained.values())
+        self.trained = trained
+        self.named: Named = {**trained, **frozen}
+
+
+class Network:
+    """A module with its parameters and statistics taken out."""
+
+    def __init__(self, module: nn.Module, device: torch.device, precision: str, compiled: bool = False):
+        self.master = torch.float64 if precision == "fp64" else torch.float32
+        self.compute = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
+        self.device = device
+        named = dict(module.named_parameters())
+        if not any(p.requires_grad for p in named.values()):
+            raise ConfigError("the network has no parameter that can be trained")
+        frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
+        self.parameters = Layout(named, _batch_norm_parameters(module), frozen)
+        self.statistics = Layout({n: b for n, b in module.named_buffers() if b.is_floating_point()})
+        skeleton = copy.deepcopy(module).to(device)
+        _drop_counters(skeleton)
+        self._training = skeleton.train()
+        self._evaluating = copy.deepcopy(skeleton).eval()
+        self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
+        self._explicit = tangent.supports(self._probing)
+        self.stop_compiling()
+        if compiled:
+            self._compile()
+
+    def _compile(self) -> None:
+        torch._dynamo.config.recompile_limit = 64  # one program for each shape of batch
+        torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]  # C-reg's pass goes back twice
+        self.compiled = True
+        self._forward = torch.compile(self._run_training, dynamic=False)
+        self._probe = torch.compile(self._run_probing, dynamic=False)
+        if self._explicit:
+            self._tangent = torch.compile(self._run_tangent, dynamic=False)
+
+    def stop_compiling(self) -> None:
+        """Run the module as it is."""
+        self.compiled = False
+        self._forward: Callable[..., Tensor] = self._run_training
+        self._probe: Callable[..., Tensor] = self._run_probing
+        self._tangent: Callable[..., tuple[Tensor, Tensor]] = self._run_tangent
+        self._fused: dict[Callable, Callable] = {}
+
+    def take(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """A module's parameters and statistics as flat vectors."""
+        named = {name: p.detach() for name, p in module.named_parameters()}
+        return (
+            self.parameters.flatten(named, self.master, self.device),
+            self.statistics.flatten(dict(module.named_buffers()), self.master, self.device),
+        )
+
+    # --- weights and gradients -----------------------------------------------------------------------
+    def weights(self, flat: Tensor) -> Weights:
+        """Leaves of a flat parameter vector in the network's arithmetic."""
+        cast, precise = self.parameters.groups
+        return Weights(self.parameters, flat[cast].to(self.compute), flat[precise], self._frozen(flat))
+
+    def moved(self, flat: Tensor, gradient: Pieces, rate: float) -> Weights:
+        """The weights after one plain step of gradient descent: flat − rate · gradient."""
+        parts = {"cast": flat[:0], "precise": flat[:0]}
+        for (place, values), name in zip(gradient, self._group_names(), strict=True):
+            parts[name] = self.fuse(_descend)(flat[place], values, rate)
+        return Weights(self.parameters, parts["cast"], parts["precise"], self._frozen(flat))
+
+    def leaf_gradients(self, loss: Tensor, weights: Weights, retain: bool = False) -> list[Tensor]:
+        """Gradient of `loss` with respect to each leaf of `weights`."""
+        return list(torch.autograd.grad(loss, weights.leaves, retain_graph=retain, materialize_grads=True))
+
+    def gradient(self, loss: Tensor, weights: Weights, retain: bool = False) -> Pieces:
+        """Gradient of `loss` with respect to the trained parameters, flat; `retain` allows a second one."""
+        return self.parameters.gather(self.leaf_gradients(loss, weights, retain))
+
+    def fuse(self, function: Callable[..., T]) -> Callable[..., T]:
+        """A function of a few tensors, compiled where the network is; one program for all clients."""
+        if not self.compiled:
+            return function
+        if function not in self._fused:
+            self._fused[function] = torch.compile(function, dynamic=False)
+        return self._fused[function]
+
+    # --- running the module --------------------------------------------------------------------------
+    def forward(self, weights: Weights, statistics: Tensor, images: Tensor) -> Tensor:
+        """Logits in training mode; running statistics in `statistics` move on in place."""
+        return self._forward(weights.named, self.statistics.views(statistics), images)
+
+    def probe(self, weights: Weights, images: Tensor) -> Tensor:
+        """Logits with the statistics of these images alone."""
+        return self._probe(weights.named, images)
+
+    def tangent(self, weights: Weights, direction: Sequence[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+        """`probe` and its derivative along a direction, given leaf by leaf (forward mode; exact).
+
+        Both can be differentiated again with respect to the weights, unless gradients are off.
+        """
+        return self._tangent(weights.named, dict(zip(weights.trained, direction, strict=True)), images)
+
+    def evaluate(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
+        """Logits with the running statistics."""
+        with torch.no_grad():
+            state = {**self.weights(flat).named, **self.statistics.views(statistics)}
+            return functional_call(self._evaluating, state, (images,)).to(self.master)
+
+    def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
+        """Running statistics as the plain mean over these batches' own."""
+        weights = self.weights(flat)
+        statistics = statistics.clone()
+        norms = _norms(self._training)
+        momenta = [norm.momentum for norm in norms]
+        with torch.no_grad():
+            for number, images in enumerate(batches, start=1):
+                for norm in norms:
+                    norm.momentum = 1 / number
+                self._run_training(weights.named, self.statistics.views(statistics), images)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return statistics
+
+    def state_dict(self, flat: Tensor, statistics: Tensor) -> Named:
+        """The module's own state, by name, contiguous."""
+        named = {**self.parameters.views(flat), **self.statistics.views(statistics)}
+        return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
+
+    # --- details -------------------------------------------------------------------------------------
+    def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
+        return functional_call(self._training, {**named, **statistics}, (images,)).to(self.master)
+
+    def _run_probing(self, named: Named, images: Tensor) -> Tensor:
+        return functional_call(self._probing, named, (images,)).to(self.master)
+
+    def _run_tangent(self, named: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
+        if self._explicit:
+            logits, derivative = tangent.derivative(self._probing, named, along, images)
+            return logits.to(self.master), derivative.to(self.master)
+        fixed = {name: tensor for name, tensor in named.items() if name not in along}
+        moving = {name: named[name] for name in along}
+        return torch.func.jvp(lambda moving: self._run_probing({**moving, **fixed}, images), (moving,), (along,))
+
+    def _frozen(self, flat: Tensor) -> Named:
+        return {entry.name: entry.view(flat).to(self.compute) for entry in self.parameters.frozen_entries}
+
+    def _group_names(self) -> list[str]:
+        """The groups of trained tensors that are not empty."""
+        cast, precise = self.parameters.groups
+        return ["cast"] * (cast.stop > 0) + ["precise"] * (precise.stop > precise.start)
+
+
+def _descend(flat: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    return (flat - rate * gradient).to(gradient.dtype)
+
+
+def _norms(module: nn.Module) -> list[Any]:
+    return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+
+
+def _batch_norm_parameters(module: nn.Module) -> set[str]:
+    """Batch norm mixes precisions: activations in the network's arithmetic, scale and shift in full."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for name, _ in layer.named_parameters()
+    }
+
+
+def _drop_counters(module: nn.Module) -> None:
+    """num_batches_tracked is an integer that no average of clients means anything for."""
+    for norm in _norms(module):
+        if norm.momentum is None:
+            warnings.warn("batch norm with momentum=None is run with momentum 0.1", FeddureWarning, stacklevel=3)
+            norm.momentum = 0.1
+        norm.num_batches_tracked = None
+
+
+def _without_statistics(module: nn.Module) -> nn.Module:
+    for norm in _norms(module):
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = None
+    return module

@@ -1,0 +1,189 @@
+"""What a run leaves on disk, and how it is read back: JSON lines, one a round, and the files beside them.
+
+Floats are written in full, so identical runs leave identical files. A run may be killed at any moment: a line
+that was being written then is dropped, a damaged line anywhere else is an error.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddure import config
+from feddure.config import Experiment
+from feddure.errors import ConfigError, RunError
+from feddure.files import write_whole
+
+Record = dict[str, Any]
+
+CONFIG, METRICS, TIMING = "config.yaml", "metrics.jsonl", "timing.jsonl"
+ENVIRONMENT, PARTITION = "environment.json", "partition.json"
+
+
+class Writer:
+    """Appends records to a file, one line each, on disk before the next round begins."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        _drop_torn_line(path)
+        self._file = _open(path)
+
+    def write(self, record: Record) -> None:
+        """Append one record; numbers that are not finite become null, as JSON has no word for them."""
+        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def keep(self, last_round: int) -> None:
+        """Forget every record after a round, to go on from there."""
+        self._file.close()
+        truncate(self.path, last_round)
+        self._file = _open(self.path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read(path: Path) -> list[Record]:
+    """All records of a file; a torn last line is left out."""
+    return [record for record, _ in _parse(path)]
+
+
+def truncate(path: Path, last_round: int) -> None:
+    """Drop the records after a round and a torn last line; the file is replaced whole or not at all."""
+    kept = b"".join(line + b"\n" for record, line in _parse(path) if record["round"] <= last_round)
+    write_whole(path, kept, RunError)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder in memory; what the run has not written yet is empty."""
+
+    folder: Path
+    experiment: Experiment
+    metrics: list[Record]
+    timing: list[Record]
+    environment: Record
+    partition: Record
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def rounds(self) -> int:
+        """The last round that was recorded."""
+        return self.metrics[-1]["round"] if self.metrics else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.rounds >= self.experiment.rounds
+
+
+def read_run(folder: Path) -> Run:
+    """A run folder, checked for what makes it one: a configuration and metrics."""
+    _check_folder(folder)
+    try:
+        experiment = config.load(file=folder / CONFIG)
+    except ConfigError as error:
+        message = str(error) if str(folder) in str(error) else f"{folder / CONFIG}: {error}"
+        raise RunError(message) from None
+    return Run(
+        folder,
+        experiment,
+        metrics=read(folder / METRICS),
+        timing=read(folder / TIMING) if (folder / TIMING).exists() else [],
+        environment=_read_json(folder / ENVIRONMENT),
+        partition=_read_json(folder / PARTITION),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise RunError(f"{folder}: there is no such folder; expected a run's, as `feddure run` makes it")
+    if not folder.is_dir():
+        raise RunError(f"{folder}: a file was given; expected a run's folder, here perhaps {folder.parent}")
+    missing = [name for name in (CONFIG, METRICS) if not (folder / name).is_file()]
+    if missing:
+        message = f"{folder}: not a run folder, {' and '.join(missing)} missing"
+        inside = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG}"))
+        if inside:
+            message += f"; runs are inside it: give them by name, for example {folder / inside[0]}"
+        raise RunError(message)
+
+
+def _parse(path: Path) -> list[tuple[Record, bytes]]:
+    """Each record with its line; the last line may be torn, any other must be whole."""
+    try:
+        lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    parsed = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse_line(line)
+        if record is not None:
+            parsed.append((record, line))
+        elif number < len(lines):
+            raise RunError(
+                f"{path}: line {number} of {len(lines)} is damaged: expected a JSON object with a round "
+                f"number, found {_excerpt(line)}; restore the file from a copy"
+            )
+    return parsed
+
+
+def _parse_line(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("round"), int) else None
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return path.open("a", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A new line must not continue one that a killed run left unfinished."""
+    if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+        write_whole(path, b"".join(line + b"\n" for _, line in _parse(path)), RunError)
+
+
+def _read_json(path: Path) -> Record:
+    """A JSON object, or an empty one where the file does not exist."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise RunError(f"{path}: damaged, expected a JSON object; delete it to report without it")
+    return tree
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

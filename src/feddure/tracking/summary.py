@@ -1,0 +1,246 @@
+"""The numbers of a run, and how runs differ: pure functions of their records.
+
+Two accuracies are reported, that of the last evaluation and the mean of the last ten. The best on the test
+set is not: choosing the round by its test accuracy would make the test set part of the training.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feddure import config
+from feddure.config import Experiment
+from feddure.tracking.records import Record, Run
+
+LAST = 10
+"""Evaluations in the mean that comparisons use."""
+
+NOTHING = "–"
+
+# What tells runs apart at a glance comes first; any other field may follow.
+_NAMING = ("method", "dataset", "partition.setting", "partition.gamma", "model", "local_steps", "seed")
+_NAMES = {
+    "cifar10": "CIFAR-10",
+    "cinic10": "CINIC-10",
+    "fashion-mnist": "Fashion-MNIST",
+    "fashion-mini": "Fashion-Mini",
+    "resnet9": "ResNet-9",
+    "resnet9-slim": "ResNet-9 slim",
+    "cnn": "CNN",
+    "feddure": "FedDure",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedmatch": "FedMatch",
+    "fixmatch": "FixMatch",
+    "uda": "UDA",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few numbers; None where it has none yet."""
+
+    rounds: int
+    evaluations: int
+    accuracy_last: float | None
+    accuracy_last10: float | None
+    accuracy_ema_last: float | None
+    accuracy_ema_last10: float | None
+    local_steps: int
+    mean_local_steps: float | None  # of a client in a round
+    left_out: int
+    seconds: float | None
+    clients_per_second: float | None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) for a table; the averaged model only where there is one."""
+        rows = [
+            ("rounds", f"{self.rounds:,}"),
+            ("accuracy, last evaluation", percent(self.accuracy_last)),
+            (f"accuracy, {self.mean_of}", percent(self.accuracy_last10)),
+        ]
+        if self.accuracy_ema_last is not None:
+            rows += [
+                ("averaged model, last evaluation", percent(self.accuracy_ema_last)),
+                (f"averaged model, {self.mean_of}", percent(self.accuracy_ema_last10)),
+            ]
+        return [
+            *rows,
+            ("local steps", f"{self.local_steps:,}"),
+            ("local steps per client and round", number(self.mean_local_steps, 1)),
+            ("clients left out", f"{self.left_out:,}"),
+            ("time", duration(self.seconds)),
+            ("clients per second", number(self.clients_per_second, 1)),
+        ]
+
+    @property
+    def mean_of(self) -> str:
+        """What `accuracy_last10` is the mean of; a young run has fewer than ten evaluations."""
+        if 0 < self.evaluations < LAST:
+            return "its only evaluation" if self.evaluations == 1 else f"mean of all {self.evaluations}"
+        return f"mean of last {LAST}"
+
+
+def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summary:
+    """The numbers of a run from its records."""
+    accuracy, averaged = evaluations(metrics, "accuracy"), evaluations(metrics, "accuracy", "test_ema")
+    steps = [step for record in metrics for step in record.get("steps", [])]
+    seconds = math.fsum(record["seconds"] for record in timing) if timing else None
+    clients = sum(record.get("clients", 0) for record in timing)
+    return Summary(
+        rounds=metrics[-1]["round"] if metrics else 0,
+        evaluations=len(accuracy),
+        accuracy_last=_last(accuracy),
+        accuracy_last10=_mean_of_last(accuracy),
+        accuracy_ema_last=_last(averaged),
+        accuracy_ema_last10=_mean_of_last(averaged),
+        local_steps=sum(steps),
+        mean_local_steps=sum(steps) / len(steps) if steps else None,
+        left_out=sum(len(record.get("left_out", [])) for record in metrics),
+        seconds=seconds,
+        clients_per_second=clients / seconds if seconds else None,
+    )
+
+
+def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -> list[tuple[int, Any]]:
+    """(round, value) of an evaluated quantity of the global model, or of the averaged one (`test_ema`)."""
+    found = ((record["round"], (record.get(model) or {}).get(quantity)) for record in metrics)
+    return [(round_number, value) for round_number, value in found if value is not None]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Runs that are alike in everything but their seeds."""
+
+    label: str
+    seeds: tuple[int, ...]
+    last: tuple[float, float]  # mean and standard deviation over the seeds
+    last10: tuple[float, float]
+
+
+def over_seeds(runs: Sequence[Run]) -> list[Repeats]:
+    """Mean and spread of the accuracies of runs that differ in nothing but the seed, where there are any."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        tree = flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
+        groups.setdefault(repr(tree), []).append(run)
+    named = labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
+    found = []
+    for label, group in zip(named, groups.values(), strict=True):
+        summaries = [summarise(run.metrics) for run in group]
+        last = [s.accuracy_last for s in summaries if s.accuracy_last is not None]
+        last10 = [s.accuracy_last10 for s in summaries if s.accuracy_last10 is not None]
+        seeds = tuple(sorted({run.experiment.seed for run in group}))
+        if len(seeds) == len(group) == len(last) > 1:
+            found.append(Repeats(label, seeds, _mean_and_deviation(last), _mean_and_deviation(last10)))
+    return found
+
+
+def flat(experiment: Experiment) -> dict[str, Any]:
+    """Every field of a configuration by its dotted key."""
+    return dict(_leaves(experiment.model_dump(), {key for key, _, _ in config.fields()}))
+
+
+def differences(experiments: Sequence[Experiment]) -> list[str]:
+    """Dotted keys of the fields in which configurations differ, in the order of the configuration."""
+    trees = [flat(experiment) for experiment in experiments]
+    return [key for key in trees[0] if any(tree[key] != trees[0][key] for tree in trees)]
+
+
+def changed(experiment: Experiment) -> list[str]:
+    """Dotted keys of the fields that differ from their defaults."""
+    return differences([config.build({}), experiment])
+
+
+def labels(
+    experiments: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[str]:
+    """A short name for each experiment: what tells it apart, and for equal ones their `names` or numbers."""
+    trees = [flat(experiment) for experiment in experiments]
+    different = [key for key in differences(experiments) if key not in ignore] if experiments else []
+    keys = [key for key in _NAMING if key in different]
+    keys += [key for key in different if key not in keys]
+    chosen: list[str] = []
+    found = [spoken(tree["method"]) for tree in trees]
+    for key in keys:
+        # A field that tells no further runs apart would only make the names longer.
+        longer = [", ".join(_part(tree, k) for k in [*chosen, key]) for tree in trees]
+        if len(set(longer)) > len(set(found)) or not chosen:
+            chosen, found = [*chosen, key], longer
+    if chosen and "method" not in chosen and len({tree["method"] for tree in trees}) == 1:
+        found = [f"{spoken(tree['method'])}, {label}" for tree, label in zip(trees, found, strict=True)]
+    numbered = [f"run {index}" for index in range(1, len(trees) + 1)]
+    endings = names if len(set(names)) == len(trees) else numbered
+    twice = {label for label in found if found.count(label) > 1}
+    return [
+        f"{label} ({ending})" if label in twice else label
+        for label, ending in zip(found, endings, strict=True)
+    ]
+
+
+def spoken(name: str) -> str:
+    """A method's, data set's or network's name as people write it; names of their own stay as they are."""
+    return _NAMES.get(name) or "-".join(_NAMES.get(part, part) for part in name.split("-"))
+
+
+def field_name(key: str) -> str:
+    """A configuration key as a sentence can use it."""
+    return key.removeprefix("partition.").replace("_", " ")
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """0.6690 as 66.90 %."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f}\u202f%"
+
+
+def points(share: float | None) -> str:
+    """0.6690 as 66.90, for tables that say per cent at their head."""
+    return NOTHING if share is None else f"{100 * share:.2f}"
+
+
+def number(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people write them: 8.2 s, 1:25 min, 2:03 h."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    seconds = round(seconds)
+    if seconds < 3600:
+        return f"{seconds // 60}:{seconds % 60:02} min"
+    return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
+
+
+def _part(tree: dict[str, Any], key: str) -> str:
+    value = tree[key]
+    if key in ("method", "dataset", "model"):
+        return spoken(value)
+    if key == "partition.setting":
+        return value
+    return f"no {field_name(key)}" if value is None else f"{field_name(key)} {value}"
+
+
+def _leaves(tree: dict[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = prefix + name
+        if isinstance(value, dict) and key not in known:
+            yield from _leaves(value, known, f"{key}.")
+        else:
+            yield key, value
+
+
+def _last(values: list[tuple[int, Any]]) -> float | None:
+    return values[-1][1] if values else None
+
+
+def _mean_of_last(values: list[tuple[int, Any]]) -> float | None:
+    return statistics.fmean(value for _, value in values[-LAST:]) if values else None
+
+
+def _mean_and_deviation(values: list[float]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values)

@@ -1,0 +1,160 @@
+"""`feddure data` as a person and as a script sees it."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from feddure.cli import data
+from feddure.data import sources
+from feddure.data.sources import fashion, fetch
+from feddure.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("FEDDURE_DATA", raising=False)
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(data.app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def write_fashion(data_dir: Path, labels: tuple[int, ...] = tuple(range(10))) -> None:
+    folder = data_dir / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name in fashion.FILES:
+        array = np.zeros((len(labels), 28, 28), np.uint8) if "images" in name else np.array(labels, np.uint8)
+        sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (folder / f"{name}.gz").write_bytes(
+            gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+        )
+
+
+def write_sites(root: Path) -> None:
+    for path in (
+        "clients/north/labelled/ant",
+        "clients/south/labelled/bee",
+        "clients/south/unlabelled",
+        "test/ant",
+    ):
+        (root / path).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (len(path), 0, 0)).save(root / path / "1.png")
+
+
+def test_the_list_says_what_there_is_and_where(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    lines = {
+        line.split()[0]: line for line in run("list", "--data-dir", tmp_path).splitlines() if line.strip()
+    }
+    assert "in the package" in lines["fashion-mini"]
+    assert "FashionMNIST/raw" in lines["fashion-mnist"]
+    assert "60,000 + 10,000" in lines["fashion-mnist"]
+    assert "not here" in lines["cifar10"]
+    assert "not here" in lines["cinic10"]
+
+
+def test_the_list_for_scripts_is_json_alone(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    rows = {row["name"]: row for row in json.loads(run("list", "--data-dir", tmp_path, "--json"))}
+    assert list(rows) == [source.name for source in sources.sources()]
+    assert rows["cifar10"] == {
+        "name": "cifar10",
+        "about": rows["cifar10"]["about"],
+        "classes": 10,
+        "train": 50000,
+        "test": 10000,
+        "path": None,
+    }
+    assert rows["fashion-mnist"]["path"] == str(tmp_path / "FashionMNIST" / "raw")
+
+
+def test_the_data_folder_comes_from_the_environment_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fashion(tmp_path)
+    monkeypatch.setenv("FEDDURE_DATA", str(tmp_path))
+    assert "FashionMNIST/raw" in run("list")
+
+
+def test_check_counts_measures_and_approves_the_real_thing() -> None:
+    text = run("check", "fashion-mini")
+    assert "6,000 train, 1,000 test" in text
+    assert "28 × 28, 1 channel" in text
+    assert "0.2860   measured 0.2869" in text
+    assert sources.load("fashion-mini").fingerprint in text
+    assert "Ankle boot" in text
+    report = json.loads(run("check", "fashion-mini", "--json"))
+    assert report["official"] is True
+    assert report["deviations"] == []
+    assert report["shape"] == [28, 28, 1]
+    assert report["classes"][9] == {"name": "Ankle boot", "train": 600, "labelled": 600, "test": 100}
+    assert report["unlabelled"] is None
+
+
+def test_check_says_what_is_not_official_and_exits_with_1(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    text = run("check", "fashion-mnist", "--data-dir", tmp_path, code=1)
+    assert "train images: expected 6000 of each class, found T-shirt/top 1" in text
+    report = json.loads(run("check", "fashion-mnist", "--data-dir", tmp_path, "--json", code=1))
+    assert report["official"] is False
+    assert any("test_labels: the SHA-256" in deviation for deviation in report["deviations"])
+
+
+def test_check_counts_sites_and_unlabelled_images(tmp_path: Path) -> None:
+    write_sites(tmp_path)
+    report = json.loads(run("check", f"folder:{tmp_path}?size=8", "--json"))
+    assert report["official"] is None
+    assert report["unlabelled"] == 1
+    assert report["classes"] == [
+        {"name": "ant", "train": 1, "labelled": 1, "test": 1},
+        {"name": "bee", "train": 1, "labelled": 1, "test": 0},
+    ]
+    assert report["sites"] == [
+        {"name": "north", "train": 1, "labelled": 1, "test": 0},
+        {"name": "south", "train": 2, "labelled": 1, "test": 0},
+    ]
+    text = run("check", f"folder:{tmp_path}?size=8")
+    assert "2 labelled, 1 unlabelled" in text
+    assert "south" in text
+
+
+def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "[bold]mine.npz"
+    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    np.savez(
+        path, images=images, labels=labels, test_images=images, test_labels=labels, classes=["[red]", "b"]
+    )
+    text = run("check", f"npz:{path}")
+    assert "[bold]mine.npz" in text
+    assert "[red]" in text
+
+
+def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    assert str(tmp_path / "FashionMNIST" / "raw") in run("fetch", "fashion-mnist", "--data-dir", tmp_path)
+    answer = json.loads(run("fetch", "fashion-mnist", "--data-dir", tmp_path, "--json"))
+    assert answer == {"name": "fashion-mnist", "path": str(tmp_path / "FashionMNIST" / "raw")}
+
+
+def test_fetch_without_a_network_names_the_files_to_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = fetch.File("http://127.0.0.1:9/a.gz", "0" * 32, "a.gz")
+    monkeypatch.setitem(fetch.DOWNLOADS, "cifar10", fetch.Download((file,)))
+    result = CliRunner().invoke(data.app, ["fetch", "cifar10", "--data-dir", str(tmp_path)])
+    assert isinstance(result.exception, DataError)
+    assert str(tmp_path / "a.gz") in str(result.exception)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["list", "fetch", "check"])
+def test_every_command_has_examples(command: str) -> None:
+    assert f"feddure data {command}" in run(command, "--help")

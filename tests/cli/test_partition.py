@@ -1,0 +1,178 @@
+"""`feddure partition`, end to end on the embedded images."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from feddure.cli import partition as command
+from feddure.data import sources
+from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.partition import Partition
+from feddure.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode="markdown")
+app.command("partition")(command.partition)
+
+
+def run(*arguments: str | Path) -> str:
+    """Standard output of the command."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refuse(*arguments: str | Path) -> str:
+    """The message with which the command refuses."""
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    return str(caught.value)
+
+
+def hospitals() -> Dataset:
+    """Three sites, one of them without unlabelled images; nobody knows the classes of the unlabelled."""
+    labels = np.array([0, 1, 0, 1, 0, 1, UNKNOWN, UNKNOWN])
+    images = np.zeros((8, 2, 2, 1), dtype=np.uint8)
+    return Dataset(
+        "hospitals",
+        images,
+        labels,
+        images[:1],
+        labels[:1],
+        ("ill", "well"),
+        (0.5,),
+        (0.25,),
+        labels >= 0,
+        ("north", "south [old]", "west"),
+        np.array([0, 0, 0, 1, 1, 2, 1, 2]),
+    )
+
+
+@pytest.fixture
+def own_data(monkeypatch):
+    monkeypatch.setattr(sources, "load", lambda *_, **__: hospitals())
+
+
+def test_json_plot_and_file_in_one_go(tmp_path):
+    out, plot = tmp_path / "new" / "partition.npz", tmp_path / "new" / "partition.png"
+    printed = run(
+        "--setting", "dir-dir", "--clients", 20, "--seed", 3, "--out", out, "--plot", plot, "--json"
+    )
+    report = json.loads(printed)
+    data = sources.load("fashion-mini")
+    saved = Partition.load(out, data)
+    assert report["sha256"] == saved.sha256
+    assert report["parameters"] == saved.parameters
+    assert saved.parameters["seed"] == 3
+    labelled, unlabelled = saved.counts(data.labels, 10)
+    assert [client["labelled_per_class"] for client in report["clients"]] == labelled.tolist()
+    assert [client["unlabelled_per_class"] for client in report["clients"]] == unlabelled.tolist()
+    for client in report["clients"]:
+        for kind in ("labelled", "unlabelled"):
+            counts = client[f"{kind}_per_class"]
+            assert client[kind] == sum(counts)
+            missing = [name for name, count in zip(data.classes, counts, strict=True) if count == 0]
+            assert client[f"absent_{kind}"] == missing
+    assert 0 < report["internal_imbalance"] < 1
+    assert 0 < report["external_imbalance"] < 1
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert sorted(file.name for file in plot.parent.iterdir()) == ["partition.npz", "partition.png"]
+
+
+def test_the_table_names_sizes_measures_and_hash():
+    shown = run("--setting", "iid-iid", "--clients", 4)
+    report = json.loads(run("--setting", "iid-iid", "--clients", 4, "--json"))
+    assert report["sha256"] in shown
+    assert "internal imbalance: 0.000" in shown
+    assert "repairs: none needed" in shown
+    assert "labelled: 200 images, 50 to 50 per client" in shown
+
+
+def test_repairs_are_shown():
+    report = json.loads(run("--clients", 20, "--gamma", 0.01, "--json"))
+    moved = sum(repair["number"] for repair in report["repairs"])
+    assert moved > 0
+    assert set(report["repairs"][0]) == {"from_client", "to_client", "kind", "number"}
+    assert f"images moved to them: {moved}" in run("--clients", 20, "--gamma", 0.01)
+
+
+def rows(shown: str) -> list[str]:
+    cells = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    return [cell for cell in cells if cell]
+
+
+def test_long_tables_show_both_ends_unless_all_is_asked_for():
+    many = ["--setting", "iid-iid", "--clients", 30]
+    assert rows(run(*many)) == [*map(str, range(10)), "… 10 more", *map(str, range(20, 30))]
+    assert rows(run(*many, "--all")) == [str(client) for client in range(30)]
+
+
+def test_sites_are_clients_by_name(own_data):
+    shown = run("--setting", "sites")
+    assert "1 south [old]" in shown
+    assert "not known" in shown
+    report = json.loads(run("--setting", "sites", "--json"))
+    assert [client["site"] for client in report["clients"]] == ["north", "south [old]", "west"]
+    assert [client["unlabelled"] for client in report["clients"]] == [0, 1, 1]
+    assert report["clients"][1]["absent_unlabelled"] is None
+    assert report["internal_imbalance"] is None
+
+
+def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):
+    assert "has 3 sites" in refuse("--setting", "sites", "--clients", 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clients", 0], "--clients: 0 was given"),
+        (["--gamma", -1], "--gamma: -1.0 was given"),
+        (["--gamma", "nan"], "--gamma: nan was given"),
+        (["--setting", "dir"], "--setting: 'dir' was given"),
+        (["--seed", -1], "--seed: -1 was given"),
+        (
+            ["--labels-per-class", 2, "--label-fraction", 0.1],
+            "--labels-per-class and --label-fraction were both",
+        ),
+        (["--labels-per-class", 60], "--labels-per-class 60 (partition.labels_per_class): class "),
+        (["--setting", "sites"], "--setting sites"),
+    ],
+)
+def test_impossible_requests_name_the_option(arguments, message):
+    assert message in refuse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--plot", "picture.gif", "expected a name that ends in .png or .svg or .pdf"),
+        ("--out", "partition.zip", "expected a name that ends in .npz"),
+        ("--out", "folder.npz", "this is a folder"),
+        ("--plot", "file/picture.png", "cannot be written"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_any_work(
+    tmp_path, monkeypatch, option, name, message
+):
+    monkeypatch.setattr(sources, "load", lambda *_, **__: pytest.fail("the data set was loaded"))
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").touch()
+    refusal = refuse(option, tmp_path / name)
+    assert refusal.startswith(f"{option} {tmp_path / name}: ")
+    assert message in refusal
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.npz"]
+
+
+def test_help_shows_examples_line_by_line():
+    lines = [line.strip() for line in run("--help").splitlines()]
+    assert "feddure partition --dataset folder:hospitals --setting sites" in lines
+
+
+def test_without_a_plot_matplotlib_is_not_imported():
+    program = "import sys, feddure.cli.partition; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,398 @@
+"""Partitions: every image dealt once, label counts exact, nobody left short, and the same everywhere."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from feddure import config
+from feddure.data import recipes
+from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.partition import Partition, Repair, external_imbalance, internal_imbalance, make
+from feddure.errors import ConfigError
+
+SETTINGS = ("iid-iid", "iid-dir", "dir-dir", "fedmatch")
+modest = settings(deadline=None, max_examples=60)
+
+
+def dataset(per_class=(40,) * 10, unknown=0, labelled=None, site=None, sites=(), name="synthetic") -> Dataset:
+    """Tiny images, classes interleaved, the same on every machine."""
+    labels = np.concatenate([np.repeat(np.arange(len(per_class)), per_class), np.full(unknown, UNKNOWN)])
+    order = np.argsort((np.arange(len(labels)) * 7919) % 10_007, kind="stable")
+    labels = labels[order].astype(np.int64)
+    images = (np.arange(len(labels) * 4) % 251).astype(np.uint8).reshape(-1, 2, 2, 1)
+    return Dataset(
+        name=name,
+        images=images,
+        labels=labels,
+        test_images=images[:1],
+        test_labels=labels[:1],
+        classes=tuple(f"class {number}" for number in range(len(per_class))),
+        mean=(0.5,),
+        std=(0.25,),
+        labelled=labelled,
+        sites=sites,
+        site=site,
+    )
+
+
+def options(**fields) -> config.Partition:
+    return config.Partition(**{"setting": "dir-dir", "clients": 4, "labels_per_class": 2, **fields})
+
+
+def totals(counts: np.ndarray) -> list[int]:
+    return counts.sum(axis=0).tolist()
+
+
+def assert_everything_dealt_once(partition: Partition, images: int) -> None:
+    dealt = np.concatenate([*partition.labelled, *partition.unlabelled])
+    assert sorted(dealt.tolist()) == list(range(images))
+    for part in (*partition.labelled, *partition.unlabelled):
+        assert part.dtype == np.int64
+        assert (np.diff(part) > 0).all()
+
+
+def assert_nobody_short(parts: tuple[np.ndarray, ...]) -> None:
+    sizes = [len(part) for part in parts]
+    assert min(sizes) >= max(1, min(10, sum(sizes) / len(sizes) / 2))
+
+
+@st.composite
+def requests(draw):
+    """A data set and options that can be met."""
+    setting = draw(st.sampled_from(SETTINGS))
+    classes = 10 if setting == "fedmatch" else draw(st.integers(1, 12))
+    clients = draw(st.integers(1, 25))
+    per_class = draw(st.lists(st.integers(0, 80), min_size=classes, max_size=classes))
+    gamma = draw(st.sampled_from([1e-300, 1e-3, 0.05, 0.5, 3.0, 1e5, 1e308]))
+    seed = draw(st.integers(0, 2**32))
+    unknown = draw(st.sampled_from([0, 0, 1, 30]))
+    smallest = min(per_class)
+    if draw(st.booleans()):
+        assume(smallest >= clients)
+        labels = {"labels_per_class": draw(st.integers(1, smallest // clients))}
+        number = labels["labels_per_class"] * clients * classes
+    else:
+        assume(smallest * classes >= clients)
+        number = draw(st.integers(clients, smallest * classes))
+        labels = {"label_fraction": number / (sum(per_class) + unknown)}
+    assume(sum(per_class) + unknown - number >= clients)
+    chosen = config.Partition(setting=setting, clients=clients, gamma=gamma, **labels)
+    return dataset(per_class, unknown), chosen, seed, number
+
+
+@modest
+@given(requests())
+def test_every_request_that_can_be_met_is_met_exactly(request_):
+    data, chosen, seed, number = request_
+    partition = make(data, chosen, seed)
+    assert partition.clients == chosen.clients
+    assert_everything_dealt_once(partition, len(data.labels))
+    labelled, _ = partition.counts(data.labels, len(data.classes))
+    assert labelled.sum() == sum(map(len, partition.labelled)) == number
+    per_class = totals(labelled)
+    assert max(per_class) - min(per_class) <= 1
+    assert sorted(per_class, reverse=True) == per_class
+    assert_nobody_short(partition.labelled)
+    assert_nobody_short(partition.unlabelled)
+    for repair in partition.repairs:
+        assert repair.number >= 1
+        assert repair.from_client != repair.to_client
+
+
+@modest
+@given(requests())
+def test_the_same_request_gives_the_same_hash_and_survives_saving(tmp_path_factory, request_):
+    data, chosen, seed, _ = request_
+    partition = make(data, chosen, seed)
+    path = tmp_path_factory.mktemp("partition") / "partition.npz"
+    partition.save(path)
+    loaded = Partition.load(path, data)
+    assert loaded.sha256 == partition.sha256 == make(data, chosen, seed).sha256
+    assert loaded.parameters == partition.parameters
+    assert loaded.repairs == partition.repairs
+    for kind in ("labelled", "unlabelled"):
+        for before, after in zip(getattr(partition, kind), getattr(loaded, kind), strict=True):
+            np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("setting", ["iid-iid", "iid-dir", "fedmatch"])
+def test_iid_labels_are_exactly_n_per_class_and_client(setting):
+    labelled, _ = make(dataset(), options(setting=setting), 3).counts(dataset().labels, 10)
+    assert (labelled == 2).all()
+
+
+def test_scarce_labels_do_not_group_clients_by_class():
+    data = dataset((200,) * 10)
+    partition = make(
+        data, options(setting="iid-iid", clients=40, labels_per_class=None, label_fraction=0.1), 0
+    )
+    labelled, _ = partition.counts(data.labels, 10)
+    assert totals(labelled) == [20] * 10
+    assert len({tuple(row) for row in labelled.tolist()}) > 20
+
+
+def test_smaller_gamma_is_more_unequal():
+    data = dataset((200,) * 10)
+    measured = [
+        external_imbalance(make(data, options(gamma=gamma), 0), data.labels, 10)
+        for gamma in (0.05, 0.5, 50.0)
+    ]
+    assert measured == sorted(measured, reverse=True)
+
+
+def test_labelled_and_unlabelled_shares_are_independent_draws():
+    data = dataset((400,) * 10)
+    chosen = options(clients=10, labels_per_class=20)
+    partition = make(data, chosen, 1)
+    labelled, unlabelled = partition.counts(data.labels, 10)
+    assert abs(np.corrcoef(labelled.ravel(), unlabelled.ravel())[0, 1]) < 0.5
+
+
+def test_both_dirichlet_settings_share_their_unlabelled_images():
+    data = dataset()
+    same = zip(
+        make(data, options(setting="iid-dir"), 5).unlabelled, make(data, options(), 5).unlabelled, strict=True
+    )
+    assert all(np.array_equal(one, other) for one, other in same)
+
+
+def test_a_smaller_label_share_is_part_of_a_larger_one():
+    few, many = (
+        set(
+            np.concatenate(
+                make(dataset(), options(labels_per_class=None, label_fraction=share), 0).labelled
+            ).tolist()
+        )
+        for share in (0.1, 0.15)
+    )
+    assert (len(few), len(many)) == (40, 60)
+    assert few < many
+
+
+def test_another_seed_gives_another_partition():
+    assert make(dataset(), options(), 0).sha256 != make(dataset(), options(), 1).sha256
+
+
+def test_fedmatch_gives_each_type_its_mix():
+    data = dataset((1000,) * 10)
+    partition = make(data, options(setting="fedmatch", clients=20, labels_per_class=10), 0)
+    _, unlabelled = partition.counts(data.labels, 10)
+    first = np.array([50, 15, 3, 3, 3, 2, 3, 3, 3, 15]) * 4
+    for client, row in enumerate(unlabelled):
+        np.testing.assert_allclose(row, np.roll(first, client % 10), atol=1)
+    assert np.ptp(unlabelled.sum(axis=1)) <= 10
+
+
+def test_fedmatch_spreads_unknown_images_evenly():
+    data = dataset(unknown=23)
+    partition = make(data, options(setting="fedmatch", clients=5), 0)
+    unknown = [int((data.labels[part] == UNKNOWN).sum()) for part in partition.unlabelled]
+    assert sorted(unknown) == [4, 4, 5, 5, 5]
+
+
+def marked(data: Dataset, per_class: int) -> Dataset:
+    """The same data, labels allowed on the first few images of each class."""
+    mask = np.zeros(len(data.labels), dtype=bool)
+    for number in range(len(data.classes)):
+        mask[np.flatnonzero(data.labels == number)[:per_class]] = True
+    return Dataset(**{**vars(data), "labelled": mask})
+
+
+def test_all_marked_labels_are_used_unless_told_otherwise():
+    data = marked(dataset((30,) * 3, unknown=50), 11)
+    for setting in ("iid-iid", "dir-dir"):
+        partition = make(data, options(setting=setting, labels_per_class=None), 0)
+        assert_everything_dealt_once(partition, len(data.labels))
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate(partition.labelled)), np.flatnonzero(data.labelled)
+        )
+        assert partition.parameters["labels_per_class"] is None
+        assert_nobody_short(partition.unlabelled)
+
+
+def test_labels_come_from_marked_images_only_and_the_others_become_unlabelled():
+    data = marked(dataset((30,) * 3, unknown=50), 11)
+    partition = make(data, options(labels_per_class=2), 0)
+    assert data.labelled[np.concatenate(partition.labelled)].all()
+    assert sum(map(len, partition.labelled)) == 2 * 4 * 3
+    assert data.labelled[np.concatenate(partition.unlabelled)].sum() == 33 - 24
+
+
+def test_five_labels_per_class_where_nothing_says_otherwise():
+    assert make(dataset(), options(labels_per_class=None), 0).parameters["labels_per_class"] == 5
+
+
+def with_sites() -> Dataset:
+    data = dataset((12,) * 3, unknown=4)
+    site = np.arange(40) % 4
+    mask = (data.labels != UNKNOWN) & (site != 2)
+    mask[site == 3] = data.labels[site == 3] != UNKNOWN
+    return Dataset(
+        **{**vars(data), "labelled": mask, "site": site, "sites": ("north", "east", "south", "west")}
+    )
+
+
+def test_each_site_is_one_client_and_nothing_is_moved():
+    data = with_sites()
+    partition = make(data, config.Partition(setting="sites", clients=100), 0)
+    assert partition.clients == partition.parameters["clients"] == 4
+    assert_everything_dealt_once(partition, 40)
+    assert partition.repairs == ()
+    assert len(partition.labelled[2]) == 0
+    for number in range(4):
+        assert (data.site[partition.labelled[number]] == number).all()
+        assert (data.site[partition.unlabelled[number]] == number).all()
+        assert data.labelled[partition.labelled[number]].all()
+
+
+def test_fewer_labels_on_sites_stay_with_their_site():
+    data = with_sites()
+    partition = make(data, config.Partition(setting="sites", labels_per_class=1), 0)
+    labelled, _ = partition.counts(data.labels, 3)
+    assert totals(labelled) == [4, 4, 4]
+    assert all((data.site[part] == number).all() for number, part in enumerate(partition.labelled))
+
+
+def test_repairs_are_recorded_and_explain_the_sizes():
+    data = dataset()
+    chosen = options(clients=15, gamma=0.01)
+    partition = make(data, chosen, 0)
+    assert partition.repairs
+    assert all(isinstance(repair, Repair) for repair in partition.repairs)
+    for kind, per_class in (("labelled", 30), ("unlabelled", 10)):
+        dealt = recipes.dirichlet([per_class] * 10, 15, 0.01, "partition", 0, "shares", kind).sum(axis=1)
+        for repair in partition.repairs:
+            if repair.kind == kind:
+                dealt[repair.from_client] -= repair.number
+                dealt[repair.to_client] += repair.number
+        assert dealt.tolist() == [len(part) for part in getattr(partition, kind)]
+
+
+GOLDEN = {
+    "iid-iid": "4b6158dc16590cf88a06b7462178bd29e0056bbb132e3923a9866ac3e8d0d6fc",
+    "iid-dir": "63d75ffbd88ee0bf4420927974a41986bd1c2150104b40618f5ae10f07222b5a",
+    "dir-dir": "9281e060fb3d242667ea1c7059d9585650aacc7ea3d60f6ae19b023927cd5172",
+    "fedmatch": "0614325c6835d7865087c6813379784124fc0c307194dd10c4fc2aecf4aa4a81",
+    "sites": "00693f49d65b2a1e2028bb0166c00bafee301a7249004e481009b6827558444a",
+}
+
+
+@pytest.mark.parametrize("setting", GOLDEN)
+def test_golden_hashes_guard_the_recipe(setting):
+    data = with_sites() if setting == "sites" else dataset((43,) * 10, unknown=7)
+    partition = make(data, config.Partition(setting=setting, clients=7, gamma=0.3, label_fraction=0.17), 42)
+    assert partition.sha256 == GOLDEN[setting]
+
+
+def test_parameters_without_effect_do_not_change_the_hash():
+    hashes = {make(dataset(), options(setting="iid-iid", gamma=gamma), 0).sha256 for gamma in (0.1, 0.9)}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"labels_per_class": 11},
+            r"--labels-per-class 11 \(partition.labels_per_class\): class 'class 0' has 40 images but 44 "
+            "labels would be needed; lower it to at most 9",
+        ),
+        ({"labels_per_class": 10}, "0 of 400 images would be left unlabelled, .* lower it to at most 9"),
+        ({"labels_per_class": None, "clients": 41}, "--labels-per-class 5 .* fewer --clients"),
+        ({"labels_per_class": None, "label_fraction": 1.0}, "--label-fraction 1 .* lower it to at most 0.99"),
+        ({"labels_per_class": None, "label_fraction": 0.99}, None),
+        (
+            {"labels_per_class": None, "label_fraction": 0.005},
+            "--label-fraction 0.005 .*2 of 400 images .* too few for 4",
+        ),
+        ({"labels_per_class": None, "label_fraction": 0.01}, None),
+        ({"label_fraction": 0.1}, "--labels-per-class .* and --label-fraction .* were both given"),
+        ({"setting": "sites"}, "--setting sites .*'synthetic' does not say which site owns"),
+    ],
+)
+def test_requests_that_cannot_be_met_say_so(fields, message):
+    if message is None:
+        assert make(dataset(), options(**fields), 0).clients == 4
+    else:
+        with pytest.raises(ConfigError, match=message):
+            make(dataset(), options(**fields), 0)
+
+
+def test_a_scarce_class_limits_the_label_fraction():
+    with pytest.raises(ConfigError, match=r"class 'class 1' has 5 images but 7 labels .* at most 0\.222222"):
+        make(dataset((40, 5)), options(labels_per_class=None, label_fraction=0.3), 0)
+
+
+def test_too_few_marked_labels_are_an_error():
+    data = marked(dataset((30,) * 3), 1)
+    with pytest.raises(
+        ConfigError, match=r"--clients 4 \(partition.clients\): 3 of 90 images would be labelled"
+    ):
+        make(data, options(labels_per_class=None), 0)
+    with pytest.raises(ConfigError, match="has 1 labelled images but 8 labels would be needed"):
+        make(data, options(), 0)
+
+
+def test_all_images_marked_leaves_nothing_unlabelled():
+    with pytest.raises(ConfigError, match="0 of 90 images would be left unlabelled"):
+        make(marked(dataset((30,) * 3), 30), options(labels_per_class=None), 0)
+
+
+def test_fedmatch_needs_ten_classes():
+    with pytest.raises(ConfigError, match=r"--setting fedmatch .* defined for 10 classes, but .* has 9"):
+        make(dataset((40,) * 9), options(setting="fedmatch"), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("clients", 0), ("gamma", 0.0), ("gamma", -1.0), ("gamma", float("nan")), ("gamma", float("inf"))],
+)
+def test_values_without_meaning_are_refused_by_name(field, value):
+    with pytest.raises(ConfigError, match=f"partition.{field}"):
+        config.build({"partition": {field: value}, "clients_per_round": 1})
+
+
+def hand_made(labelled, unlabelled) -> Partition:
+    return Partition(tuple(map(np.array, labelled)), tuple(map(np.array, unlabelled)), {})
+
+
+def test_imbalance_of_a_partition_made_by_hand():
+    labels = np.array([0, 0, 1, 1, 0, 1, 1, 1, UNKNOWN])
+    partition = hand_made([[0, 1], [2, 4]], [[3, 5], [6, 7, 8]])
+    # Client 0: all of class 0 against all of class 1. Client 1: half and half against all of class 1.
+    assert internal_imbalance(partition, labels, 2) == pytest.approx((1 + 0.5) / 2)
+    # Client 0 holds half and half; client 1, its unknown image left out, a quarter and three quarters.
+    assert external_imbalance(partition, labels, 2) == pytest.approx(0.25)
+
+
+def test_clients_whose_classes_are_unknown_are_left_out():
+    labels = np.array([0, 1, UNKNOWN, UNKNOWN, 1])
+    nothing = np.array([], dtype=np.int64)
+    partition = hand_made([[0], [1], nothing], [[4], [2], [3]])
+    assert internal_imbalance(partition, labels, 2) == 1.0
+    assert external_imbalance(partition, labels, 2) == 0.5
+    alone = hand_made([[0]], [[2]])
+    assert internal_imbalance(alone, labels, 2) is None
+    assert external_imbalance(alone, labels, 2) is None
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 12), st.integers(0, 99))
+def test_external_imbalance_is_the_mean_over_pairs(clients, seed):
+    data = dataset()
+    partition = make(data, options(clients=clients, gamma=0.2), seed)
+    together = np.add(*partition.counts(data.labels, 10))
+    mixes = together / together.sum(axis=1, keepdims=True)
+    distances = [np.abs(one - other).sum() / 2 for one, other in combinations(mixes, 2)]
+    assert external_imbalance(partition, data.labels, 10) == pytest.approx(np.mean(distances))
+
+
+def test_a_thousand_clients_are_served():
+    data = dataset((600,) * 10)
+    partition = make(data, options(clients=1000, labels_per_class=None, label_fraction=0.3), 0)
+    assert_everything_dealt_once(partition, 6000)
+    assert_nobody_short(partition.labelled)
+    assert_nobody_short(partition.unlabelled)

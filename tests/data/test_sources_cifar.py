@@ -1,0 +1,251 @@
+"""CIFAR-10 in its real formats, whole, damaged and malicious."""
+
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddure.data import sources
+from feddure.data.sources import cifar
+from feddure.data.sources.pickled import read_batch
+from feddure.errors import DataError
+
+PER_BATCH = 4
+
+
+def pixels(number: int, count: int = PER_BATCH) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (count, 3072), dtype=np.uint8)
+
+
+def labels(number: int, count: int = PER_BATCH) -> list[int]:
+    return [(3 * number + position) % 10 for position in range(count)]
+
+
+def python2(data: np.ndarray, targets: list[int]) -> bytes:
+    """The opcodes that Python 2 wrote: byte strings (U, T), numpy's old module names, protocol 2."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    rows, columns = data.shape
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+    kind += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    state = b"(K\x01M" + struct.pack("<H", rows) + b"M" + struct.pack("<H", columns) + b"\x86" + kind
+    state += b"\x89T" + struct.pack("<I", data.size) + data.tobytes() + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([target]) for target in targets) + b"e"
+    return b"\x80\x02}(" + text(b"labels") + numbers + text(b"data") + array + state + b"u."
+
+
+def python3(protocol: int) -> Callable[[Any, Any], bytes]:
+    def write(data: Any, targets: Any) -> bytes:
+        return pickle.dumps({b"data": data, b"labels": targets, b"filenames": [b"a.png"]}, protocol)
+
+    return write
+
+
+def python3_text_keys(data: Any, targets: Any) -> bytes:
+    return pickle.dumps({"data": data, "labels": targets})
+
+
+STYLES = {
+    "python2": python2,
+    "protocol2": python3(2),
+    "protocol4": python3(4),
+    "protocol5": python3(5),
+    "text": python3_text_keys,
+}
+
+
+def write_cifar(folder: Path, style: str = "python2") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(cifar.BATCHES):
+        (folder / name).write_bytes(STYLES[style](pixels(number), labels(number)))
+
+
+def write_archive(data_dir: Path, order: tuple[str, ...] = tuple(reversed(cifar.BATCHES))) -> Path:
+    folder = data_dir / "made" / cifar.FOLDER
+    write_cifar(folder)
+    archive = data_dir / cifar.ARCHIVE
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in order:
+            tar.add(folder / name, f"{cifar.FOLDER}/{name}")
+    return archive
+
+
+def assert_is_cifar(data_dir: Path) -> None:
+    dataset = sources.load("cifar10", data_dir)
+    flat = np.concatenate([pixels(number) for number in range(6)])
+    expected = np.stack([image.reshape(3, 32, 32).transpose(1, 2, 0) for image in flat])
+    train = 5 * PER_BATCH
+    np.testing.assert_array_equal(dataset.images, expected[:train])
+    np.testing.assert_array_equal(dataset.test_images, expected[train:])
+    np.testing.assert_array_equal(dataset.labels, np.concatenate([labels(number) for number in range(5)]))
+    np.testing.assert_array_equal(dataset.test_labels, labels(5))
+    assert dataset.images.flags.c_contiguous
+    assert dataset.images.flags.writeable
+    assert dataset.classes[3] == "cat"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_batches_of_every_python_are_read(tmp_path: Path, style: str) -> None:
+    write_cifar(tmp_path / cifar.FOLDER, style)
+    assert_is_cifar(tmp_path)
+
+
+@pytest.mark.parametrize("place", [cifar.FOLDER, f"cifar10/{cifar.FOLDER}", "."])
+def test_the_folder_is_found_where_people_put_it(tmp_path: Path, place: str) -> None:
+    write_cifar(tmp_path / place)
+    assert cifar.find(tmp_path) == tmp_path / place
+    assert_is_cifar(tmp_path)
+
+
+def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path: Path) -> None:
+    write_archive(tmp_path)
+    assert_is_cifar(tmp_path)
+
+
+def test_what_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="feddure data fetch cifar10") as caught:
+        sources.load("cifar10", tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_missing_batch_is_named(tmp_path: Path) -> None:
+    write_cifar(tmp_path / cifar.FOLDER)
+    (tmp_path / cifar.FOLDER / "data_batch_3").unlink()
+    with pytest.raises(DataError, match="data_batch_3 missing"):
+        sources.load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a readable CIFAR batch"),
+        (b"no pickle at all", "not a readable CIFAR batch"),
+        (python2(pixels(1), labels(1))[:-2000], "not a readable CIFAR batch"),
+        (b"\x80\x05\x96" + struct.pack("<Q", 2**62), "not a readable CIFAR batch"),
+        (pickle.dumps([1, 2]), "a list, expected a dictionary"),
+        (pickle.dumps({b"labels": [1]}), "has no 'data'"),
+        (pickle.dumps({b"data": b"x", b"labels": [1]}), "'data' is not a complete array"),
+        (python3(2)(pixels(1).astype(np.float32), labels(1)), r"f4 \[4, 3072\], expected bytes"),
+        (python3(2)(pixels(1)[:, :3071].copy(), labels(1)), r"\[4, 3071\], expected"),
+        (python3(2)(np.asfortranarray(pixels(1)), labels(1)), "expected bytes"),
+        (python3(5)(np.asfortranarray(pixels(1)), labels(1)), "expected bytes"),
+        (python2(pixels(1), labels(1)[:-1]), "4 images and 3 labels"),
+        (python2(pixels(1), [*labels(1)[:-1], 10]), "label 3 is 10, expected 0 to 9"),
+        (python3(2)(pixels(1), [0.5] * 4), "not a list of whole numbers"),
+        (python3(2)(pixels(1), "0123"), "not a list of whole numbers"),
+        (python3(4)(pixels(1)[:0], []), "0 images"),
+        (python2(pixels(1, 3), labels(1, 3)), "3 images where the batch before it has 4"),
+    ],
+)
+def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path: Path, content: bytes, message: str) -> None:
+    write_cifar(tmp_path / cifar.FOLDER)
+    bad = tmp_path / cifar.FOLDER / "data_batch_2"
+    bad.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        sources.load("cifar10", tmp_path)
+    assert str(bad) in str(caught.value)
+
+
+class Attack:
+    """Pickles to a call of `function`."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize(
+    "function", [os.system, os.mkdir, eval, __import__], ids=lambda function: function.__name__
+)
+def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: Any, protocol: int) -> None:
+    marker = tmp_path / "marker"
+    argument = {os.system: f"mkdir {marker}", eval: f"__import__('os').mkdir({str(marker)!r})"}.get(
+        function, str(marker)
+    )
+    write_cifar(tmp_path / cifar.FOLDER)
+    bad = tmp_path / cifar.FOLDER / "data_batch_1"
+    bad.write_bytes(pickle.dumps({"data": Attack(function, argument), "labels": []}, protocol))
+    with pytest.raises(DataError, match="it was not run") as caught:
+        sources.load("cifar10", tmp_path)
+    assert str(bad) in str(caught.value)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cnumpy.core.multiarray\n_reconstruct\n}X\x06\x00\x00\x00answerK\x01sb.",  # rewrite a stand-in
+        b"cnumpy.core.multiarray\nscalar\n.",
+        b"cnumpy\nfromfile\n.",
+        b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x06\x00\x00\x00rot_13tR.",
+        b"c_codecs\nlookup\n.",
+        b"cfeddure.data.sources.pickled\nread_batch\n.",
+    ],
+)
+def test_names_near_the_permitted_ones_are_refused(program: bytes) -> None:
+    with pytest.raises(DataError, match="not a readable CIFAR batch"):
+        read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
+
+
+@pytest.mark.parametrize("style", ["python2", "protocol2", "protocol5"])
+@settings(deadline=None, max_examples=60)
+@given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_batch_is_read_or_refused_but_never_crashes(
+    style: str, where: float, value: int, cut: bool
+) -> None:
+    whole = bytearray(STYLES[style](pixels(0, 1), labels(0, 1)))
+    # Most bytes are pixels, where any value is fine: aim at the few around them.
+    outside = [*range(400), *range(max(400, len(whole) - 200), len(whole))]
+    position = outside[int(where * (len(outside) - 1))]
+    whole[position] = value
+    content = bytes(whole[:position] if cut else whole)
+    try:
+        images, targets = read_batch(io.BytesIO(content), "a file")
+    except DataError:
+        return
+    assert images.shape == (len(targets), 3072)
+
+
+def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path)
+    archive.write_bytes(archive.read_bytes()[:-3000])
+    with pytest.raises(DataError, match=cifar.ARCHIVE):
+        sources.load("cifar10", tmp_path)
+    archive.write_bytes(b"not an archive")
+    with pytest.raises(DataError, match=cifar.ARCHIVE):
+        sources.load("cifar10", tmp_path)
+
+
+def test_an_archive_without_all_batches_is_refused(tmp_path: Path) -> None:
+    write_archive(tmp_path, cifar.BATCHES[:-1])
+    with pytest.raises(DataError, match="test_batch not in the archive"):
+        sources.load("cifar10", tmp_path)
+
+
+@pytest.mark.skipif("FEDDURE_DATA" not in os.environ, reason="FEDDURE_DATA does not name the real data sets")
+@pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
+def test_the_real_arrays_have_the_official_checksums(name: str) -> None:
+    source = sources.find_source(name)
+    if source.find(sources.default_data_dir()) is None:
+        pytest.skip(f"{name} is not there")
+    dataset = sources.load(name)
+    assert (len(dataset.images), len(dataset.test_images)) == (source.train, source.test)
+    for field, official in source.sha256.items():
+        array = np.ascontiguousarray(getattr(dataset, field).astype(np.uint8))
+        assert hashlib.sha256(array.tobytes()).hexdigest() == official

@@ -1,0 +1,184 @@
+"""Data sets in .npz files."""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddure.data import sources
+from feddure.data.sources import npz
+from feddure.errors import DataError
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    plain = {
+        "images": rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8),
+        "labels": np.array([0, 1, 2, 0, 1, 2], dtype=np.int32),
+        "test_images": rng.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8),
+        "test_labels": np.array([2, 0], dtype=np.uint8),
+    }
+    merged = {**plain, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "mine.npz"
+    np.savez_compressed(path, **arrays(**changes))
+    return path
+
+
+def test_four_arrays_make_a_data_set(tmp_path: Path) -> None:
+    dataset = sources.load(f"npz:{write(tmp_path)}")
+    np.testing.assert_array_equal(dataset.images, arrays()["images"])
+    assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert dataset.labels.dtype == dataset.test_labels.dtype == np.int64
+    assert dataset.classes == ("0", "1", "2")
+    np.testing.assert_allclose(dataset.mean, (dataset.images / 255).mean(axis=(0, 1, 2)))
+    assert (dataset.labelled, dataset.site, dataset.sites) == (None, None, ())
+
+
+def test_every_optional_array_is_used(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        classes=np.array(["x", "y", "z", "never seen"]),
+        mean=np.array([0.1, 0.2, 0.3]),
+        std=np.array([1, 2, 3]),
+        labelled=np.array([True, False, True, True, True, True]),
+        site=np.array([1, 1, 0, 0, 1, 1]),
+        sites=np.array(["north", "south"]),
+    )
+    dataset = sources.load(f"npz:{path}")
+    assert dataset.classes == ("x", "y", "z", "never seen")
+    assert (dataset.mean, dataset.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    assert dataset.labelled is not None
+    assert dataset.labelled.tolist() == [True, False, True, True, True, True]
+    assert dataset.site is not None
+    assert dataset.site.tolist() == [1, 1, 0, 0, 1, 1]
+    assert dataset.sites == ("north", "south")
+
+
+def test_grey_images_need_no_channel_axis(tmp_path: Path) -> None:
+    images = np.zeros((6, 5, 7), dtype=np.uint8)
+    path = write(tmp_path, images=images, test_images=images[:2], mean=np.float64(0.5), std=np.float64(0.5))
+    assert sources.load(f"npz:{path}").shape == (5, 7, 1)
+
+
+def test_unknown_labels_are_unlabelled_images(tmp_path: Path) -> None:
+    dataset = sources.load(f"npz:{write(tmp_path, labels=np.array([0, -1, 1, -1, 1, 2]))}")
+    assert dataset.labelled is not None
+    assert dataset.labelled.tolist() == [True, False, True, False, True, True]
+
+
+def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
+    dataset = sources.load(f"npz:{write(tmp_path, site=np.array([0, 1, 2, 0, 1, 2]))}")
+    assert dataset.sites == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": None}, "no array images"),
+        ({"test_labels": None, "labels": None}, "no array labels, test_labels"),
+        ({"lables": np.zeros(6)}, "unknown array lables"),
+        ({"images": np.zeros((6, 8, 8, 3))}, "float64, expected uint8"),
+        ({"images": np.zeros((6, 3, 8, 8), dtype=np.uint8)}, "1 or 3 channels"),
+        ({"images": np.zeros((6, 8), dtype=np.uint8)}, r"shape \[6, 8\]"),
+        ({"images": np.zeros((6, 9, 8, 3), dtype=np.uint8)}, "must agree"),
+        ({"images": np.zeros((0, 8, 8, 3), dtype=np.uint8)}, "images are empty"),
+        ({"labels": np.array([0, 1, 2])}, r"labels have shape \[3\], expected \[6\]"),
+        ({"labels": np.zeros((6, 1), dtype=np.int64)}, r"labels have shape \[6, 1\]"),
+        ({"labels": np.zeros(6)}, "labels have dtype float64, expected whole numbers"),
+        ({"labels": np.array([0, 1, 2, 0, 1, -2])}, r"labels\[5\] is -2"),
+        ({"labels": np.array([0, 1, 2, 0, 1, 3]), "classes": np.array(["a", "b", "c"])}, r"labels\[5\] is 3"),
+        ({"labels": np.array([0, 1, 2, 0, 1, 10**12])}, "count from 0"),
+        ({"labels": np.array([0, 1, 2, 0, 1, 2**64 - 1], dtype=np.uint64)}, "labels reach 1844"),
+        (
+            {"labels": np.zeros(6, dtype=np.int64), "test_labels": np.zeros(2, dtype=np.int64)},
+            "classes: 0; expected 2 or more",
+        ),
+        ({"test_labels": np.array([0, -1])}, r"test_labels\[1\] is -1"),
+        ({"classes": np.array([1, 2, 3])}, "classes is int64"),
+        ({"mean": np.array([0.1, 0.2])}, "mean is .* expected 3 finite"),
+        ({"std": np.array([0.1, 0.2, 0.0])}, "above 0"),
+        ({"std": np.array(["a", "b", "c"])}, "std is <U1, expected numbers"),
+        ({"labelled": np.ones(6)}, r"labelled is float64 \[6\], expected bool"),
+        ({"labelled": np.zeros(6, dtype=bool)}, "no image at all"),
+        ({"site": np.zeros(6)}, "site have dtype float64"),
+        ({"site": np.array([0, 0, 0, 0, 0, 2])}, "site '1' owns no image"),
+        ({"sites": np.array(["a"])}, "does not say which image is whose"),
+    ],
+)
+def test_a_wrong_array_is_one_error_that_names_the_file(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        sources.load(f"npz:{path}")
+    assert str(path) in str(caught.value)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(marker),)
+
+    path = write(tmp_path, labels=np.array([Attack()] * 6, dtype=object))
+    with pytest.raises(DataError, match="plain arrays"):
+        sources.load(f"npz:{path}")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"mine\.npz"):
+        sources.load(f"npz:{path}")
+
+
+def test_a_single_array_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "mine.npy", arrays()["images"])
+    with pytest.raises(DataError, match=r"not a whole \.npz file"):
+        sources.load(f"npz:{tmp_path / 'mine.npy'}")
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, labels=None)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("labels", b"0 1 2 0 1 2")
+    with pytest.raises(DataError, match="labels"):
+        sources.load(f"npz:{path}")
+
+
+@pytest.mark.parametrize("name", ["", "absent.npz", "."])
+def test_a_file_that_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="cannot be read"):
+        sources.load(f"npz:{name}")
+
+
+@settings(deadline=None, max_examples=80)
+@given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(
+    tmp_path_factory: pytest.TempPathFactory, where: float, value: int, cut: bool
+) -> None:
+    path = write(tmp_path_factory.mktemp("npz"))
+    whole = bytearray(path.read_bytes())
+    position = int(where * (len(whole) - 1))
+    whole[position] = value
+    path.write_bytes(whole[:position] if cut else whole)
+    try:
+        dataset = npz.load(str(path))
+    except DataError:
+        return
+    np.testing.assert_array_equal(dataset.images, arrays()["images"])

@@ -1,0 +1,204 @@
+"""The engine and a twin on the same tiny federation: same images, same received model, same first F-reg."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from oracle.client import Client as Twin
+from oracle.client import Settings
+from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg
+from oracle.fixmatch_twin import UDA, FixMatch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from feddure import config
+from feddure import nn as networks
+from feddure.data import partition
+from feddure.data.dataset import Dataset
+from feddure.federation.engine import Engine
+from feddure.federation.lanes import Task
+from feddure.federation.rounds import Federation
+from feddure.methods import Client
+from feddure.nn import regulator
+
+CLASSES = 4
+FIXMATCH = {"fedavg-fixmatch": FixMatch, "fedprox-fixmatch": FixMatch, "baseline+maml": MAML}
+UDAS = {"fedavg-uda": UDA, "fedprox-uda": UDA}
+FEDDURE = {"feddure": FedDure, "f-reg": FReg, "avg-f-reg": AvgFReg, "c-reg": CReg, "avg-c-reg": AvgCReg}
+TWINS: dict[str, type[Twin]] = {**FIXMATCH, **UDAS, **FEDDURE}
+
+
+def toy_dataset(per_class: int = 24, side: int = 12, channels: int = 3, seed: int = 0) -> Dataset:
+    """Noisy images with one bright patch, whose place says the class."""
+    random = np.random.default_rng(seed)
+    labels = np.tile(np.arange(CLASSES), per_class)
+    images = random.integers(0, 170, (len(labels), side, side, channels))
+    half = side // 2
+    for image, label in zip(images, labels, strict=True):
+        row, column = half * (label // 2), half * (label % 2)
+        image[row : row + half, column : column + half] += 85
+    images = images.astype(np.uint8)
+    names = tuple("abcd")
+    return Dataset("toy", images, labels, images[:8], labels[:8], names, (0.4,) * channels, (0.2,) * channels)
+
+
+def experiment_of(method: str, **changes: Any) -> config.Experiment:
+    """A small float64 experiment; `changes` write `__` for the dot of a dotted key."""
+    small = {
+        "method": method,
+        "engine.precision": "fp64",
+        "engine.device": "cpu",
+        "engine.lanes": 1,
+        "partition.setting": "iid-dir",
+        "partition.clients": 4,
+        "partition.labels_per_class": 2,
+        "clients_per_round": 1,
+        "local_steps": 3,
+        "labelled_batch": 4,
+        "unlabelled_batch": 6,
+        # An untrained network is not confident; about half of its pseudo labels pass this one.
+        "feddure.threshold": 0.45,
+        "fixmatch.threshold": 0.45,
+        "uda.threshold": 0.45,
+    }
+    return config.load("demo", changes={**small, **{k.replace("__", "."): v for k, v in changes.items()}})
+
+
+def federation_of(experiment: config.Experiment, dataset: Dataset | None = None) -> Federation:
+    """A federation whose global model has random values everywhere, where a fresh one has zeros and ones."""
+    dataset = toy_dataset() if dataset is None else dataset
+    made = partition.make(dataset, experiment.partition, experiment.partition_seed)
+    federation = Federation(experiment, dataset, made, Engine(experiment.engine))
+    generator = torch.Generator().manual_seed(experiment.seed + 1)
+    theta, statistics = federation.state["theta"], federation.state["statistics"]
+    theta.add_(0.05 * torch.randn(theta.shape, generator=generator, dtype=theta.dtype))
+    statistics.add_(0.1 * torch.rand(statistics.shape, generator=generator, dtype=theta.dtype))
+    return federation
+
+
+def settings_of(experiment: config.Experiment, proximal: float) -> Settings:
+    """The experiment's constants in the twin's words."""
+    method = experiment.method
+    of_loss = experiment.uda if method in UDAS else experiment.fixmatch
+    return Settings(
+        learning_rate=experiment.optimizer.learning_rate,
+        proximal=proximal,
+        threshold=of_loss.threshold if method not in FEDDURE else experiment.feddure.threshold,
+        weight=of_loss.weight,
+        temperature=experiment.uda.temperature,
+        h_gradient=experiment.feddure.h_gradient,
+        f_reg_input=experiment.feddure.f_reg_input,
+        d_clip=experiment.feddure.d_clip,
+        maml_order=experiment.feddure.maml_order,
+    )
+
+
+def module_of(federation: Federation, theta: Tensor, statistics: Tensor) -> nn.Module:
+    """An ordinary module with these flat parameters and statistics."""
+    experiment, dataset = federation.experiment, federation.dataset
+    channels = dataset.shape[2]
+    module = networks.make(experiment.model, channels, len(dataset.classes), experiment.norm, seed=99).double()
+    found = module.load_state_dict(federation.program.network.state_dict(theta, statistics), strict=False)
+    assert not found.unexpected_keys
+    assert all(name.endswith("num_batches_tracked") for name in found.missing_keys)
+    return module
+
+
+def flat_of(federation: Federation, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """A module's parameters and statistics in the engine's order."""
+    return federation.program.network.take(module)
+
+
+def fresh_w(federation: Federation, key: tuple[int, ...]) -> Tensor:
+    """The engine's first w of this seed, round and client."""
+    return torch.from_numpy(regulator.initial(len(federation.dataset.classes), "f-reg", *key))
+
+
+def f_reg_of(w: Tensor, classes: int = CLASSES) -> nn.Module:
+    """The perceptron with these flat parameters."""
+    f_reg = new_f_reg(classes).double()
+    vector_to_parameters(w.clone(), f_reg.parameters())
+    return f_reg
+
+
+def w_of(f_reg: nn.Module) -> Tensor:
+    """A perceptron's parameters in the engine's order: matrix, biases, row, last bias."""
+    return parameters_to_vector(f_reg.parameters()).detach()
+
+
+def twin_of(federation: Federation, task: Task, start: Tensor | None = None, twin: type[Twin] | None = None) -> Twin:
+    """The twin of this task's client; `start` is its first w (or the received w̄, φ̄) where it is not the default."""
+    experiment = federation.experiment
+    received = module_of(federation, task.received["theta"], task.received["statistics"])
+    settings = settings_of(experiment, federation.program.proximal)
+    twin = twin or TWINS[experiment.method]
+    classes = len(federation.dataset.classes)
+    if issubclass(twin, AvgFReg):
+        w = fresh_w(federation, (experiment.seed, 0, 0)) if start is None else start
+        return twin(received, settings, f_reg_of(w, classes))
+    if issubclass(twin, FedDure | FReg):
+        return twin(received, settings, f_reg_of(fresh_w(federation, task.key) if start is None else start, classes))
+    if issubclass(twin, AvgCReg):
+        phi = task.received["theta"] if start is None else start
+        return twin(received, settings, module_of(federation, phi, task.received["statistics"]))
+    return twin(received, settings)
+
+
+def client_of(federation: Federation, task: Task) -> Client:
+    """The engine's client at the start of this task."""
+    program = federation.program
+    client = Client(program.network, program.experiment, program.proximal, program.classes)
+    program.method.allocate(client)
+    client.receive(task.received, task.key)
+    for name, value in task.memory.items():
+        client.state[name].copy_(value)
+    program.method.start_round(client, {**task.received, **task.memory})
+    return client
+
+
+def twin_step(twin: Twin, task: Task, index: int) -> dict[str, Tensor]:
+    """One local step of the twin on the task's batch of that number."""
+    batch = task.batches.step(index)
+    return twin.step(batch.labelled, batch.labels, batch.weak, batch.strong)
+
+
+def twin_round(twin: Twin, task: Task) -> list[dict[str, Tensor]]:
+    """All local steps of the twin; its records."""
+    return [twin_step(twin, task, index) for index in range(task.steps)]
+
+
+def upload_of(federation: Federation, twin: Twin) -> dict[str, Tensor]:
+    """θ and its statistics as the twin would send them."""
+    theta, statistics = flat_of(federation, twin.theta)
+    return {"theta": theta, "statistics": statistics}
+
+
+def state_of(federation: Federation, twin: Twin) -> dict[str, Tensor]:
+    """Everything of the twin that the engine's client has too."""
+    state = upload_of(federation, twin)
+    for name in ("phi", "f_reg"):
+        module = getattr(twin, name, None)
+        if module is not None:
+            state |= {"phi": flat_of(federation, module)[0]} if name == "phi" else {"w": w_of(module)}
+    return state
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference relative to the largest expected value."""
+    if expected.numel() == 0:
+        return 0.0
+    found, expected = found.detach().double(), expected.detach().double()
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-9) -> None:
+    """All named tensors of `expected` are in `found` and equal up to rounding."""
+    apart = {name: distance(found[name], value) for name, value in expected.items()}
+    assert all(found[name].shape == value.shape for name, value in expected.items())
+    assert all(value < tolerance for value in apart.values()), apart
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module)

@@ -1,0 +1,202 @@
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddure.config import load
+from feddure.errors import RunError
+from feddure.tracking.records import Writer, read, read_run, truncate
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def write_rounds(path, rounds):
+    with Writer(path) as writer:
+        for number in range(1, rounds + 1):
+            writer.write({"round": number, "train": {"loss": 1 / number}})
+
+
+def rounds_of(path):
+    return [record["round"] for record in read(path)]
+
+
+@given(values=st.lists(FINITE, max_size=5))
+@settings(deadline=None, max_examples=40)
+def test_floats_come_back_exactly(values, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    with Writer(path) as writer:
+        writer.write({"round": 1, "train": {str(place): value for place, value in enumerate(values)}})
+    assert list(read(path)[0]["train"].values()) == values
+
+
+def test_equal_records_give_equal_bytes(tmp_path):
+    for name in ("a", "b"):
+        write_rounds(tmp_path / name, 20)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_each_line_is_on_disk_before_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = Writer(path)
+    for number in (1, 2):
+        writer.write({"round": number})
+        assert rounds_of(path)[-1] == number
+    writer.close()
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Writer(path) as writer:
+        writer.write({"round": 1, "test": {"loss": math.nan, "per_class": [math.inf, 0.5]}})
+    assert read(path) == [{"round": 1, "test": {"loss": None, "per_class": [None, 0.5]}}]
+    assert "NaN" not in path.read_text()
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rounds(path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert rounds_of(path) == [1, 2]
+
+
+@given(cut=st.integers(min_value=0))
+@settings(deadline=None, max_examples=60)
+def test_a_writer_goes_on_after_a_kill_at_any_byte(cut, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    write_rounds(path, 4)
+    whole = path.read_bytes()
+    kept = whole[: cut % (len(whole) + 1)]
+    path.write_bytes(kept)
+    before = rounds_of(path)
+    with Writer(path) as writer:
+        writer.write({"round": 9})
+    assert rounds_of(path) == [*before, 9]
+    assert before == [1, 2, 3, 4][: len(before)]
+    assert len(before) >= kept.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"round": 2, "tr', "[1, 2]", '{"loss": 1.0}', '{"round": "two"}', "\x00\x00"]
+)
+def test_a_damaged_line_before_the_last_is_refused_with_its_number(tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"round": 1}}\n{damage}\n{{"round": 3}}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl: line 2 of 3 is damaged"):
+        read(path)
+
+
+def test_truncate_keeps_the_bytes_of_what_stays(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rounds(path, 7)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + b'{"round": 8, "tra')
+    truncate(path, 5)
+    assert path.read_bytes() == b"".join(lines[:5])
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_truncating_to_the_present_drops_only_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rounds(path, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"rou')
+    truncate(path, 2)
+    assert path.read_bytes() == whole
+
+
+def test_a_kill_while_truncating_leaves_the_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    write_rounds(path, 5)
+    whole = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(RunError, match="No space left"):
+        truncate(path, 2)
+    assert path.read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_resumed_writer_makes_the_file_of_an_unbroken_run(tmp_path):
+    write_rounds(tmp_path / "unbroken", 9)
+    write_rounds(tmp_path / "resumed", 6)
+    with Writer(tmp_path / "resumed") as writer:
+        writer.keep(4)
+        for number in range(5, 10):
+            writer.write({"round": number, "train": {"loss": 1 / number}})
+    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "unbroken").read_bytes()
+
+
+def test_an_empty_file_has_no_records(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    assert read(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RunError, match=r"absent\.jsonl: cannot be read"):
+        read(tmp_path / "absent.jsonl")
+
+
+def make_run(folder, **files):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(load("demo").to_yaml())
+    write_rounds(folder / "metrics.jsonl", 2)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(content)
+    return folder
+
+
+def test_a_run_may_lack_all_but_configuration_and_metrics(tmp_path):
+    run = read_run(make_run(tmp_path / "bare"))
+    assert (run.name, run.rounds, run.finished) == ("bare", 2, False)
+    assert run.experiment == load("demo")
+    assert (run.timing, run.environment, run.partition) == ([], {}, {})
+
+
+def test_a_run_reads_the_files_beside_its_metrics(tmp_path):
+    run = read_run(
+        make_run(tmp_path / "full", environment=json.dumps({"gpu": "none"}), partition='{"classes": []}')
+    )
+    assert run.environment == {"gpu": "none"}
+    assert run.partition == {"classes": []}
+
+
+def test_what_a_folder_lacks_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"not a run folder, config\.yaml and metrics\.jsonl missing"):
+        read_run(tmp_path / "empty")
+    (make_run(tmp_path / "half") / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"not a run folder, metrics\.jsonl missing"):
+        read_run(tmp_path / "half")
+
+
+def test_a_folder_of_runs_says_so(tmp_path):
+    make_run(tmp_path / "runs" / "first")
+    make_run(tmp_path / "runs" / "second")
+    with pytest.raises(RunError, match=r"runs are inside it: give them by name, for example .*first"):
+        read_run(tmp_path / "runs")
+
+
+def test_a_file_or_nothing_in_place_of_a_folder(tmp_path):
+    with pytest.raises(RunError, match="there is no such folder"):
+        read_run(tmp_path / "absent")
+    run = make_run(tmp_path / "run")
+    with pytest.raises(RunError, match=r"a file was given; expected a run's folder, here perhaps .*run$"):
+        read_run(run / "metrics.jsonl")
+
+
+def test_damaged_files_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"environment\.json: damaged"):
+        read_run(make_run(tmp_path / "a", environment="{"))
+    run = make_run(tmp_path / "b")
+    (run / "config.yaml").write_text("rounds: many\n")
+    with pytest.raises(RunError, match=r"config\.yaml: rounds: 'many' was given"):
+        read_run(run)

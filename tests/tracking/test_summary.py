@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddure.config import load
+from feddure.tracking.records import Run
+from feddure.tracking.summary import (
+    changed,
+    differences,
+    duration,
+    labels,
+    over_seeds,
+    percent,
+    spoken,
+    summarise,
+)
+
+
+def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
+    line = {
+        "round": number,
+        "clients": list(range(len(steps))),
+        "steps": list(steps),
+        "left_out": list(left_out),
+    }
+    if accuracy is not None:
+        line["test"] = {"accuracy": accuracy, "loss": 1.0}
+    if ema is not None:
+        line["test_ema"] = {"accuracy": ema, "loss": 1.0}
+    return line
+
+
+def experiment(**changes):
+    return load("demo", changes={key.replace("__", "."): value for key, value in changes.items()})
+
+
+def run(accuracies, name="run", **changes):
+    metrics = [record(number, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
+    return Run(Path(name), experiment(**changes), metrics, [], {}, {})
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_last_and_mean_of_the_last_ten_evaluations(accuracies):
+    metrics = []
+    for place, accuracy in enumerate(accuracies):
+        metrics += [record(2 * place + 1), record(2 * place + 2, accuracy)]
+    found = summarise(metrics)
+    last = accuracies[-10:]
+    assert found.accuracy_last == accuracies[-1]
+    assert found.accuracy_last10 == pytest.approx(sum(last) / len(last))
+    assert found.evaluations == len(accuracies)
+
+
+def test_the_best_evaluation_is_not_reported():
+    metrics = [record(1, 0.9), *(record(number, 0.5) for number in range(2, 13))]
+    found = summarise(metrics)
+    assert (found.accuracy_last, found.accuracy_last10) == (0.5, 0.5)
+    assert not any("90" in value for _, value in found.rows())
+
+
+def test_nothing_yet():
+    found = summarise([])
+    assert (found.rounds, found.local_steps, found.left_out) == (0, 0, 0)
+    assert found.accuracy_last is found.accuracy_last10 is found.mean_local_steps is found.seconds is None
+    assert ("accuracy, last evaluation", "–") in found.rows()
+
+
+def test_steps_clients_and_time_are_totals():
+    metrics = [record(1, steps=(5, 10), left_out=(3,)), record(2, steps=(5,), left_out=(1, 2))]
+    timing = [{"round": 1, "seconds": 1.5, "clients": 2}, {"round": 2, "seconds": 0.5, "clients": 1}]
+    found = summarise(metrics, timing)
+    assert (found.local_steps, found.mean_local_steps, found.left_out) == (20, 20 / 3, 3)
+    assert (found.seconds, found.clients_per_second) == (2.0, 1.5)
+
+
+def test_the_averaged_model_has_rows_only_where_there_is_one():
+    with_average = summarise([record(1, 0.4, ema=0.5), record(2, 0.6, ema=0.7)])
+    assert with_average.accuracy_ema_last == 0.7
+    assert with_average.accuracy_ema_last10 == pytest.approx(0.6)
+    assert any("averaged" in name for name, _ in with_average.rows())
+    assert not any("averaged" in name for name, _ in summarise([record(1, 0.4)]).rows())
+
+
+def test_a_young_run_says_what_its_mean_is_of():
+    assert summarise([record(1, 0.5)]).mean_of == "its only evaluation"
+    assert summarise([record(n, 0.5) for n in range(4)]).mean_of == "mean of all 4"
+    assert summarise([record(n, 0.5) for n in range(10)]).mean_of == "mean of last 10"
+
+
+def test_unknown_keys_and_missing_ones_do_no_harm():
+    found = summarise([{"round": 1, "bytes_up": 10, "diagnostics": {"drift": [1, 2]}, "test": None}])
+    assert found.rounds == 1
+    assert found.accuracy_last is None
+
+
+def test_a_loss_that_is_null_does_not_hide_the_accuracy():
+    assert summarise([{"round": 1, "test": {"accuracy": 0.1, "loss": None}}]).accuracy_last == 0.1
+
+
+def test_differences_are_dotted_keys_of_the_configuration():
+    assert differences([experiment(), experiment(partition__gamma=0.1, seed=3)]) == [
+        "seed",
+        "partition.gamma",
+    ]
+    assert differences([experiment(), experiment()]) == []
+    assert "server.ema" in changed(experiment(server__ema=0.9))
+    assert "server.weight" not in changed(experiment())
+
+
+def test_labels_say_what_tells_runs_apart_and_no_more():
+    assert labels([experiment(method="feddure")]) == ["FedDure"]
+    assert labels([experiment(seed=0), experiment(seed=1)]) == ["FedAvg, seed 0", "FedAvg, seed 1"]
+    methods = [experiment(method="feddure"), experiment(method="fedavg-fixmatch")]
+    assert labels(methods) == ["FedDure", "FedAvg-FixMatch"]
+    grid = [experiment(method=m, seed=s, rounds=40 + s) for m in ("feddure", "fedavg") for s in (0, 1)]
+    assert labels(grid) == ["FedDure, seed 0", "FedDure, seed 1", "FedAvg, seed 0", "FedAvg, seed 1"]
+    assert labels([experiment(), experiment(server__ema=0.9)]) == [
+        "FedAvg, no server.ema",
+        "FedAvg, server.ema 0.9",
+    ]
+
+
+def test_labels_are_never_equal():
+    same = [experiment(), experiment()]
+    assert labels(same, ["morning", "evening"]) == ["FedAvg (morning)", "FedAvg (evening)"]
+    assert labels(same, ["x", "x"]) == ["FedAvg (run 1)", "FedAvg (run 2)"]
+    assert labels(same) == ["FedAvg (run 1)", "FedAvg (run 2)"]
+
+
+def test_seeds_are_grouped_where_nothing_else_differs():
+    runs = [run([0.4], seed=0), run([0.6], seed=1), run([0.5], seed=0, method="feddure")]
+    (found,) = over_seeds(runs)
+    assert (found.label, found.seeds) == ("FedAvg", (0, 1))
+    assert found.last[0] == pytest.approx(0.5)
+    assert found.last[1] == pytest.approx(0.1 * 2**0.5)
+
+
+def test_a_repeat_of_the_same_seed_or_an_unfinished_run_is_no_sample():
+    assert over_seeds([run([0.4], seed=0), run([0.6], seed=0)]) == []
+    assert over_seeds([run([0.4], seed=0), run([0.4, 0.6], seed=1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (1.24, "1.2 s"), (14.2, "14 s"), (59.7, "1:00 min"), (85, "1:25 min"), (7410, "2:03 h")],
+)
+def test_durations_as_people_write_them(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_names_as_people_write_them():
+    assert spoken("fedprox-uda") == "FedProx-UDA"
+    assert spoken("my.package:Method") == "my.package:Method"
+    assert percent(0.669) == "66.90\u202f%"

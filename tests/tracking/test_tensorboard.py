@@ -1,0 +1,111 @@
+import subprocess
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from feddure.tracking.tensorboard import TensorBoard, scalars
+
+
+def record(number, evaluated=True):
+    line = {"round": number, "clients": [1], "steps": [5], "train": {"loss": 1.0 / number, "share": None}}
+    if evaluated:
+        line["test"] = {
+            "accuracy": number / 10,
+            "loss": 2.0,
+            "per_class": [0.25, 0.75],
+            "confusion": [[1, 0], [0, 1]],
+        }
+    return line
+
+
+def write(folder, rounds, **options):
+    board = TensorBoard(folder, **options)
+    for number in rounds:
+        board.round_done(None, record(number), seconds=0.5)
+    board.close()
+
+
+def curve(folder, tag):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def tags(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return set(events.Tags()["scalars"])
+
+
+def test_every_number_of_a_record_makes_a_curve(tmp_path):
+    write(tmp_path, [1, 2], classes=("shirt", "T-shirt/top"))
+    assert tags(tmp_path) == {
+        "test/accuracy",
+        "test/loss",
+        "test_per_class/shirt",
+        "test_per_class/T-shirt/top",
+        "train/loss",
+        "seconds",
+    }
+    assert curve(tmp_path, "train/loss") == [(1, 1.0), (2, 0.5)]
+    assert curve(tmp_path, "test_per_class/T-shirt/top") == [(1, 0.75), (2, 0.75)]
+
+
+def test_a_resumed_run_replaces_the_rounds_it_runs_again(tmp_path):
+    write(tmp_path, [1, 2, 3, 4])
+    write(tmp_path, [3, 4, 5])
+    assert [step for step, _ in curve(tmp_path, "test/accuracy")] == [1, 2, 3, 4, 5]
+    assert curve(tmp_path, "test/accuracy")[-1] == (5, 0.5)
+
+
+def test_only_its_own_federation_is_written(tmp_path):
+    mine, other = object(), object()
+    board = TensorBoard(tmp_path, mine)
+    board.round_done(other, record(1), 0.5)
+    assert list(tmp_path.iterdir()) == []
+    board.round_done(mine, record(1), 0.5)
+    board.close()
+    assert curve(tmp_path, "seconds") == [(1, 0.5)]
+
+
+def test_closing_without_a_round_leaves_no_file(tmp_path):
+    TensorBoard(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"round": 1},
+        {"round": 1, "train": {"loss": None}, "test": None},
+        {"round": 1, "diagnostics": {"drift": [1.0, 2.0]}, "bytes_up": 12},
+    ],
+)
+def test_records_without_numbers_make_no_curves(line):
+    assert list(scalars(line)) == []
+
+
+def test_diagnostics_and_the_averaged_model_have_curves_of_their_own():
+    line = {"round": 1, "diagnostics": {"drift": 0.5}, "test_ema": {"accuracy": 0.4, "per_class": [0.3]}}
+    assert dict(scalars(line)) == {
+        "diagnostics/drift": 0.5,
+        "test_ema/accuracy": 0.4,
+        "test_ema_per_class/0": 0.3,
+    }
+
+
+def test_it_is_quiet_and_loads_nothing_before_it_is_used(tmp_path):
+    program = (
+        "import sys, pathlib\n"
+        "from feddure.tracking.tensorboard import TensorBoard\n"
+        "assert 'tensorboard' not in sys.modules\n"
+        "board = TensorBoard(pathlib.Path(sys.argv[1]))\n"
+        "board.round_done(None, {'round': 1, 'train': {'loss': 1.0}}, 0.1)\n"
+        "board.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout + done.stderr == ""
+    assert curve(tmp_path, "train/loss") == [(1, 1.0)]
