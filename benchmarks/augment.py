@@ -42,9 +42,7 @@ def main() -> None:
     on_device = torch.from_numpy(images).to(device)
 
     def one_by_one() -> np.ndarray:
-        return np.stack(
-            [augment_reference.strong(image, row) for image, row in zip(images, decisions, strict=True)]
-        )
+        return np.stack([augment_reference.strong(image, row) for image, row in zip(images, decisions, strict=True)])
 
     pillow = on_cpu(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
     clock = on_cuda if device.type == "cuda" else on_cpu
@@ -58,8 +56,7 @@ def main() -> None:
         "hardware": hardware(),
         "versions": versions(),
         "pillow": summary(pillow, len(images)) | {"device": "cpu", "threads": 1},
-        "batched": summary(batched, len(images))
-        | {"device": options.device, "threads": torch.get_num_threads()},
+        "batched": summary(batched, len(images)) | {"device": options.device, "threads": torch.get_num_threads()},
         "speedup": round(statistics.median(pillow) / statistics.median(batched), 1),
         "differing_values": differing,
     }
@@ -140,9 +137,7 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     place = report["hardware"]
     console.print(f"{place['cpu']}, {place['cores']} cores; GPU: {place['gpu'] or 'none'}", highlight=False)
-    console.print(
-        ", ".join(f"{name} {version}" for name, version in report["versions"].items()), highlight=False
-    )
+    console.print(", ".join(f"{name} {version}" for name, version in report["versions"].items()), highlight=False)
     table = Table("T_s", "device", "threads", "repeats", "median ms", "min–max ms", "images/s")
     for name in ("pillow", "batched"):
         row = report[name]
@@ -151,8 +146,7 @@ def show(report: dict[str, Any]) -> None:
         table.add_row(name, row["device"], str(row["threads"]), str(row["repeats"]), *figures)
     console.print(table)
     console.print(
-        f"{report['images']:,} images; {report['speedup']} times as fast; "
-        f"{report['differing_values']} values differ",
+        f"{report['images']:,} images; {report['speedup']} times as fast; {report['differing_values']} values differ",
         highlight=False,
     )
 

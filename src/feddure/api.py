@@ -10,6 +10,8 @@ from feddure import config, data, methods
 from feddure import nn as networks
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
+from feddure.data.sources.validation import check
+from feddure.errors import ConfigError
 from feddure.federation import runs
 from feddure.methods.base import Method
 from feddure.tracking import records
@@ -75,6 +77,8 @@ def run(
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
     """
+    if resume and preset is None and config_file is None:
+        config_file = runs.config_to_resume(None if out is None else Path(out))
     changes = {
         "dataset": dataset.name if isinstance(dataset, Dataset) else dataset,
         "partition.setting": setting,
@@ -86,7 +90,7 @@ def run(
     }
     experiment = config.load(preset, Path(config_file) if config_file else None, changes)
     folder = Path(out) if out is not None else default_folder(experiment)
-    images = dataset if isinstance(dataset, Dataset) else _load(experiment, data_dir, progress)
+    images = _checked(dataset) if isinstance(dataset, Dataset) else _load(experiment, data_dir, progress)
     runs.execute(experiment, images, folder, resume, progress)
     return Run(folder)
 
@@ -106,10 +110,16 @@ def _load(experiment: Experiment, data_dir: Path | str | None, progress: bool) -
     return data.load(experiment.dataset, Path(data_dir) if data_dir else None, progress)
 
 
+def _checked(dataset: Dataset) -> Dataset:
+    return check(dataset, f"data set '{dataset.name}'")
+
+
 def _name(thing: Any, register: Callable[[str, Any], None]) -> str | None:
     """A name stays; a class or function is registered under its import path, by which the run can be replayed."""
     if thing is None or isinstance(thing, str):
         return thing
+    if not hasattr(thing, "__qualname__"):
+        raise ConfigError(f"{thing!r} was given, expected a name, a class or a function")
     path = f"{thing.__module__}:{thing.__qualname__}"
     register(path, thing)
     return path

@@ -1,6 +1,5 @@
 """The engine and a twin on the same tiny federation: same images, same received model, same first F-reg."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,14 +66,15 @@ def experiment_of(method: str, **changes: Any) -> config.Experiment:
 
 
 def federation_of(experiment: config.Experiment, dataset: Dataset | None = None) -> Federation:
-    """A federation whose global model has random values everywhere, where a fresh one has zeros and ones."""
+    """A federation whose first model has random values everywhere, where a fresh one has zeros and ones."""
     dataset = toy_dataset() if dataset is None else dataset
     made = partition.make(dataset, experiment.partition, experiment.partition_seed)
     federation = Federation(experiment, dataset, made, Engine(experiment.engine))
     generator = torch.Generator().manual_seed(experiment.seed + 1)
     theta, statistics = federation.state["theta"], federation.state["statistics"]
-    theta.add_(0.05 * torch.randn(theta.shape, generator=generator, dtype=theta.dtype))
-    statistics.add_(0.1 * torch.rand(statistics.shape, generator=generator, dtype=theta.dtype))
+    theta = theta + 0.05 * torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+    statistics = statistics + 0.1 * torch.rand(statistics.shape, generator=generator, dtype=theta.dtype)
+    federation.state = federation.method.start(theta, statistics, len(dataset.classes), experiment.seed)
     return federation
 
 
@@ -169,36 +169,56 @@ def twin_round(twin: Twin, task: Task) -> list[dict[str, Tensor]]:
     return [twin_step(twin, task, index) for index in range(task.steps)]
 
 
-def upload_of(federation: Federation, twin: Twin) -> dict[str, Tensor]:
-    """θ and its statistics as the twin would send them."""
-    theta, statistics = flat_of(federation, twin.theta)
-    return {"theta": theta, "statistics": statistics}
-
-
 def state_of(federation: Federation, twin: Twin) -> dict[str, Tensor]:
-    """Everything of the twin that the engine's client has too."""
-    state = upload_of(federation, twin)
-    for name in ("phi", "f_reg"):
-        module = getattr(twin, name, None)
-        if module is not None:
-            state |= {"phi": flat_of(federation, module)[0]} if name == "phi" else {"w": w_of(module)}
+    """θ, its statistics, φ and the w that learns, as far as the twin has them."""
+    theta, statistics = flat_of(federation, twin.theta)
+    state = {"theta": theta, "statistics": statistics}
+    if hasattr(twin, "phi"):
+        state["phi"] = flat_of(federation, twin.phi)[0]
+    if hasattr(twin, "f_reg"):
+        state["w"] = w_of(twin.sent if isinstance(twin, AvgFReg) else twin.f_reg)
     return state
+
+
+def upload_of(federation: Federation, twin: Twin) -> dict[str, Tensor]:
+    """What the twin sends: θ, its statistics, and the regulator it trained for the server's mean."""
+    theta, statistics = flat_of(federation, twin.theta)
+    upload = {"theta": theta, "statistics": statistics}
+    if isinstance(twin, AvgFReg):
+        upload["w"] = w_of(twin.sent)
+    if isinstance(twin, AvgCReg):
+        upload["phi"] = flat_of(federation, twin.sent)[0]
+    return upload
+
+
+def records_of(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The twin's records of a round under the engine's names, one row a step."""
+    names = {"m": "weight", "mask": "weight", "d": "d"}
+    return {names[name]: torch.stack([step[name] for step in steps]) for name in steps[0]}
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
     """The largest difference relative to the largest expected value."""
     if expected.numel() == 0:
         return 0.0
-    found, expected = found.detach().double(), expected.detach().double()
-    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
+    difference = (found.detach() - expected.detach()).abs().max()
+    return (difference / expected.detach().abs().max().clamp_min(1e-300)).item()
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-9) -> None:
-    """All named tensors of `expected` are in `found` and equal up to rounding."""
-    apart = {name: distance(found[name], value) for name, value in expected.items()}
-    assert all(found[name].shape == value.shape for name, value in expected.items())
-    assert all(value < tolerance for value in apart.values()), apart
+    """All that `expected` names is in `found`, in the same shape and equal up to rounding."""
+    for name, value in expected.items():
+        assert found[name].shape == value.shape, name
+        assert distance(found[name], value) < tolerance, (name, distance(found[name], value))
 
 
-def copy_of(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module)
+def assert_same_round(federation: Federation, starts: Mapping[int, Tensor] | None = None) -> None:
+    """The next round of all its clients, through the engine's lanes, against one twin each."""
+    tasks = federation.tasks()
+    for task, result in zip(tasks, federation.engine.run(tasks), strict=True):
+        twin = twin_of(federation, task, (starts or {}).get(task.client))
+        records = records_of(twin_round(twin, task))
+        upload = upload_of(federation, twin)
+        assert set(result.upload) == set(upload)
+        assert_same(result.upload, upload)
+        assert_same(result.records, records)

@@ -38,13 +38,9 @@ def partition(
     ] = "dir-dir",
     clients: Annotated[
         int | None,
-        typer.Option(
-            "--clients", show_default=str(CLIENTS), help="Number of clients; sites bring their own."
-        ),
+        typer.Option("--clients", show_default=str(CLIENTS), help="Number of clients; sites bring their own."),
     ] = None,
-    gamma: Annotated[
-        float, typer.Option("--gamma", help="Dirichlet concentration; smaller is more unequal.")
-    ] = 0.5,
+    gamma: Annotated[float, typer.Option("--gamma", help="Dirichlet concentration; smaller is more unequal.")] = 0.5,
     labels_per_class: Annotated[
         int | None,
         typer.Option(
@@ -57,15 +53,11 @@ def partition(
         float | None,
         typer.Option("--label-fraction", help="Labelled share of all images, instead of --labels-per-class."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seed; the same one gives the same partition anywhere.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed; the same one gives the same partition anywhere.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.npz", help="Save the partition.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE.png", help="Draw class × client as bubbles (.png, .svg or .pdf)."
-        ),
+        typer.Option("--plot", metavar="FILE.png", help="Draw class × client as bubbles (.png, .svg or .pdf)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every client, however many.")] = False,
@@ -213,9 +205,7 @@ def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
         console.print(f"{name} imbalance: {'cannot be measured' if value is None else f'{value:.3f}'}")
     moved = sum(repair["number"] for repair in report["repairs"])
     receivers = len({repair["to_client"] for repair in report["repairs"]})
-    repairs = (
-        f"clients that had too few: {receivers}, images moved to them: {moved}" if moved else "none needed"
-    )
+    repairs = f"clients that had too few: {receivers}, images moved to them: {moved}" if moved else "none needed"
     console.print(f"repairs: {repairs}")
     console.print(f"sha256: {report['sha256']}")
     for file in files:

@@ -10,9 +10,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; several are compared.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="The file to write; default: report.html in the only run, or in this folder."
-        ),
+        typer.Option("--out", help="The file to write; default: report.html in the only run, or in this folder."),
     ] = None,
 ) -> None:
     """Write a self-contained HTML report of one run, or a comparison of several.

@@ -13,7 +13,9 @@ def run(
     preset: Preset = None,
     file: ConfigFile = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")] = None,
-    setting: Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")] = None,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")
+    ] = None,
     method: Annotated[str | None, typer.Option("--method", help="Method name or package.module:Class.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,

@@ -253,9 +253,7 @@ def _check(images: Tensor, decisions: np.ndarray) -> None:
             "it takes uint8 [n, side, side, channels] with 1 or 3 channels: make the images square"
         )
     if shape[1] <= geometry.PADDING:
-        raise DataError(
-            f"images of {shape[1]} × {shape[1]} pixels are too small to augment: make them 5 × 5 or more"
-        )
+        raise DataError(f"images of {shape[1]} × {shape[1]} pixels are too small to augment: make them 5 × 5 or more")
     if len(decisions) != len(images):
         raise ValueError(f"{len(decisions)} rows of decisions were given for {len(images)} images")
 

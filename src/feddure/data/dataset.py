@@ -43,5 +43,5 @@ class Dataset:
         digest = hashlib.sha256(repr((self.images.shape, self.classes, self.sites)).encode())
         for array in (self.images, self.labels, self.labelled, self.site):
             if array is not None:
-                digest.update(np.ascontiguousarray(array))
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

@@ -253,7 +253,6 @@ def _unpack(path: Path, content: bytes) -> Partition:
     partition = Partition(labelled, unlabelled, about["parameters"], repairs)
     if partition.sha256 != about["sha256"]:
         raise DataError(
-            f"{path}: its indices do not match its hash {about['sha256'][:12]}; make it again with "
-            "`feddure partition`"
+            f"{path}: its indices do not match its hash {about['sha256'][:12]}; make it again with `feddure partition`"
         )
     return partition

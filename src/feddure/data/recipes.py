@@ -148,9 +148,7 @@ def _shares(clients: int, gamma: float, *key: draws.Key) -> np.ndarray:
     return alone
 
 
-def _labels_needed(
-    dataset: Dataset, options: config.Partition, clients: int, marked: list[np.ndarray]
-) -> list[int]:
+def _labels_needed(dataset: Dataset, options: config.Partition, clients: int, marked: list[np.ndarray]) -> list[int]:
     """How many labels each class gives."""
     images, classes = len(dataset.labels), len(dataset.classes)
     available = [len(pool) for pool in marked]

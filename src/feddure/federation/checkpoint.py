@@ -6,6 +6,7 @@ written aside and renamed, so that a kill at any moment leaves the previous chec
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,11 +28,11 @@ def write(federation: Federation, folder: Path) -> None:
     for client, memory in federation.memories.items():
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
     header = {
-        "round": str(federation.round),
+        "round": federation.round,
         "experiment": federation.experiment.fingerprint(),
         "partition": federation.partition.sha256,
     }
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    content = save({name: _plain(tensor) for name, tensor in tensors.items()}, pack_header(header))
     path = folder / FILE
     try:
         path.parent.mkdir(exist_ok=True)
@@ -48,15 +49,17 @@ def read(federation: Federation, folder: Path) -> bool:
     device = federation.program.network.device
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header = read_header(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
     if header.get("experiment") != federation.experiment.fingerprint():
-        raise RunError(f"{path}: the checkpoint belongs to another configuration; resume with its own or use another folder")
+        raise RunError(
+            f"{path}: the checkpoint belongs to another configuration; resume with its own, or use another folder"
+        )
     if header.get("partition") != federation.partition.sha256:
         raise RunError(f"{path}: the checkpoint belongs to another partition of the data")
-    federation.round = int(header["round"])
+    federation.round = header["round"]
     groups: dict[str, dict[str, torch.Tensor]] = {"server": {}, "moments": {}, "averaged": {}, "memory": {}}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
@@ -87,10 +90,16 @@ class Checkpoints(Observer):
             write(federation, self._folder)
 
 
-def describe(folder: Path) -> dict | None:
-    """Round and fingerprints of the folder's checkpoint, without reading its tensors."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    with safe_open(path, framework="pt") as file:
-        return json.loads(json.dumps(file.metadata()))
+def pack_header(header: dict[str, Any]) -> dict[str, str]:
+    """What a safetensors file says about its tensors, as one text: several come in random order on disk."""
+    return {"feddure": json.dumps(header)}
+
+
+def read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """The header that `pack_header` made, or nothing where another program wrote the file."""
+    return json.loads((metadata or {}).get("feddure", "{}"))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy: a method may keep one tensor under two names, and safetensors refuses shared memory."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -17,9 +17,14 @@ Arrays = dict[str, np.ndarray]
 def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: int) -> dict[str, Any]:
     """A round's diagnostics, over all its steps, and the main ones of each client.
 
-    Each client gives `weight` and `pseudo` [steps, batch] and, where its method has a reward, `d` [steps].
+    Each client gives `weight` and `pseudo` [steps, batch] and, where its method has them, `d`, `loss` and
+    `loss_unlabelled` [steps]. Clients without unlabelled images or pseudo labels do not count.
     """
-    found = [(arrays, truth) for arrays, truth in zip(clients, truths, strict=True) if "weight" in arrays and truth.size]
+    found = [
+        (arrays, truth)
+        for arrays, truth in zip(clients, truths, strict=True)
+        if truth.size and _has(arrays, "weight", truth.shape) and _has(arrays, "pseudo", truth.shape)
+    ]
     if not found:
         return {}
     weight = np.concatenate([arrays["weight"].ravel() for arrays, _ in found])
@@ -43,7 +48,7 @@ def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: i
             "pseudo_accuracy_per_class": [_mean(right[mask]) for mask in of_class],
             "coverage_per_class": [_mean(weight[mask]) for mask in of_class],
         }
-    if all("d" in arrays for arrays, _ in found):
+    if all(_has(arrays, "d", truth.shape[:1]) for arrays, truth in found):
         d = np.concatenate([arrays["d"] for arrays, _ in found])
         steps = np.concatenate([arrays["weight"].mean(1) for arrays, _ in found])
         result |= {
@@ -69,14 +74,18 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
 def _of_client(arrays: Arrays, truth: np.ndarray) -> dict[str, float | None]:
     known = truth != UNKNOWN
     right = (arrays["pseudo"].astype(np.int64) == truth)[known]
+    per_step = [name for name in ("loss", "loss_unlabelled", "d") if _has(arrays, name, truth.shape[:1])]
     return {
-        "loss": _mean(arrays["loss"]),
-        "loss_unlabelled": _mean(arrays["loss_unlabelled"]),
         "weight": _mean(arrays["weight"]),
         "pseudo_accuracy": _mean(right),
         "weight_auroc": auroc(arrays["weight"][known], right),
-        **({"d": _mean(arrays["d"])} if "d" in arrays else {}),
+        **{name: _mean(arrays[name]) for name in per_step},
     }
+
+
+def _has(arrays: Arrays, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a quantity was recorded in this shape; a method of one's own may mean something else by the name."""
+    return name in arrays and arrays[name].shape == shape
 
 
 def _mean(values: np.ndarray) -> float | None:

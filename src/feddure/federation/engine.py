@@ -5,6 +5,7 @@ import warnings
 
 import torch
 
+from feddure import methods
 from feddure.config import Engine as Options
 from feddure.config import Experiment
 from feddure.data.batches import Feed
@@ -61,7 +62,8 @@ class Engine:
                     raise
 
     def _network(self, experiment: Experiment, dataset: Dataset) -> Network:
-        key = json.dumps([experiment.model, experiment.norm, dataset.shape, len(dataset.classes)])
+        norm = methods.make(experiment).norm
+        key = json.dumps([experiment.model, norm, dataset.shape, len(dataset.classes)])
         if key not in self._networks:
             self._networks[key] = programs.make_network(
                 experiment, dataset, self.device, self.precision, bool(self.compiles)

@@ -25,4 +25,3 @@ def evaluate(network: Network, theta: Tensor, statistics: Tensor, feed: Feed, cl
         "per_class": per_class.tolist(),
         "confusion": counts.tolist(),
     }
-

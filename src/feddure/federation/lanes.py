@@ -18,8 +18,8 @@ from torch import Tensor
 
 from feddure.data.batches import Batch
 from feddure.errors import FeddureWarning
-from feddure.methods.base import Client, State
 from feddure.federation.program import Program
+from feddure.methods.base import Client, State
 
 AUTO_LANES = 20
 """Lanes on a GPU when nobody says: more than this gained nothing (docs/performance.md)."""
@@ -80,6 +80,10 @@ class Lane:
         self._graph = self._capture(task.batches.step(0)) if self.program.captures else None
         with self._on_stream():
             self.client.receive(task.received, task.key)
+            for value in self.client.state.values():  # nothing of the lane's last client, or of the capture, stays
+                value.zero_()
+            for optimizer in self.client.optimizers.values():
+                optimizer.reset()
             for name, value in task.memory.items():
                 self.client.state[name].copy_(value)
             self.program.method.start_round(self.client, _with_memory(task))
@@ -108,7 +112,7 @@ class Lane:
         if self.program.captures:
             self._capture(batch)
 
-    def _on_stream(self):  # type: ignore[no-untyped-def]
+    def _on_stream(self):
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def _capture(self, batch: Batch) -> "_StepGraph | None":
@@ -145,7 +149,8 @@ class _StepGraph:
         torch.cuda.synchronize()
 
     def replay(self, batch: Batch) -> dict[str, Tensor]:
-        filled = [(mine, given) for mine, given in zip(self._inputs.tensors(), batch.tensors(), strict=True) if len(mine)]
+        pairs = zip(self._inputs.tensors(), batch.tensors(), strict=True)
+        filled = [(mine, given) for mine, given in pairs if len(mine)]
         torch._foreach_copy_([mine for mine, _ in filled], [given for _, given in filled])
         self._graph.replay()
         if self._record is None:
@@ -191,7 +196,7 @@ class Lanes:
             for index in queue:
                 self._lane(number, tasks[index].program).prepare(tasks[index].batches.step(0))
 
-    def _work(  # type: ignore[no-untyped-def]
+    def _work(
         self, number: int, queue: list[int], tasks: list[Task], results: list[Result | None], clock
     ) -> Iterator[bool]:
         for index in queue:
@@ -259,14 +264,14 @@ class _Clock:
             for lane, task, start, end in self._marks
         ]
 
-    def _now(self, lane: Lane | None):  # type: ignore[no-untyped-def]
+    def _now(self, lane: Lane | None):
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(lane.stream if lane is not None else torch.cuda.current_stream())
         return event
 
-    def _seconds(self, mark) -> float:  # type: ignore[no-untyped-def]
+    def _seconds(self, mark) -> float:
         return self._origin.elapsed_time(mark) / 1000 if self._cuda else mark - self._origin
 
 

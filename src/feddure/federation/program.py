@@ -57,8 +57,8 @@ class Program:
         """A step that cannot be captured is run eagerly from then on."""
         self.captures = False
         warnings.warn(
-            f"method '{self.experiment.method}' with model '{self.experiment.model}' cannot be captured as a CUDA graph "
-            f"and runs eagerly ({_first_line(error)})",
+            f"method '{self.experiment.method}' with model '{self.experiment.model}' cannot be captured as a CUDA "
+            f"graph and runs eagerly ({_first_line(error)})",
             FeddureWarning,
             stacklevel=2,
         )
@@ -68,11 +68,12 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-def make_network(experiment: Experiment, dataset: Dataset, device, precision: str, compiled: bool) -> Network:  # type: ignore[no-untyped-def]
+def make_network(experiment: Experiment, dataset: Dataset, device, precision: str, compiled: bool) -> Network:
     """The experiment's network without its weights."""
     return Network(new_module(experiment, dataset), device, precision, compiled)
 
 
-def new_module(experiment: Experiment, dataset: Dataset):  # type: ignore[no-untyped-def]
+def new_module(experiment: Experiment, dataset: Dataset):
     """The experiment's network, initialised by its seed."""
-    return nn.make(experiment.model, dataset.shape[2], len(dataset.classes), experiment.norm, experiment.seed)
+    norm = methods.make(experiment).norm
+    return nn.make(experiment.model, dataset.shape[2], len(dataset.classes), norm, experiment.seed)

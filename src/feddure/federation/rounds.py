@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,15 +12,16 @@ from torch import Tensor
 from feddure import draws, methods
 from feddure.config import Experiment
 from feddure.data.batches import Order
-from feddure.data.dataset import Dataset
+from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import FeddureWarning
+from feddure.errors import ConfigError, FeddureWarning
 from feddure.federation import server
 from feddure.federation.diagnostics import diagnose
 from feddure.federation.engine import Engine
 from feddure.federation.evaluate import evaluate
 from feddure.federation.lanes import Result, Task
 from feddure.federation.program import new_module
+from feddure.methods.base import Method
 
 STATISTICS_IMAGES = 2000
 """Training images of a round's clients from which `batch_norm: static` recomputes statistics."""
@@ -35,9 +36,11 @@ class Federation:
         self.partition = partition
         self.engine = engine
         self.program = engine.program(experiment, dataset)
-        self.method = methods.make(experiment)  # a program's own belongs to the first experiment that shares it
+        self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
+        _expect_labels(self.method, dataset)
         self.feed = engine.feed(dataset)
         self.round = 0
+        self.method.prepare(self.program.network, dataset.shape)
         theta, statistics = self.program.network.take(new_module(experiment, dataset))
         self.state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
         self.moments: dict[str, Tensor] = {}
@@ -58,11 +61,14 @@ class Federation:
     def order(self, client: int) -> Order:
         """What a client trains on in a round."""
         labelled, unlabelled = self.partition.labelled[client], self.partition.unlabelled[client]
+        steps = self.method.steps(len(labelled), len(unlabelled), self.unlabelled_batch)
+        if steps < 1:
+            raise ConfigError(f"method '{self.experiment.method}': {steps} local steps, expected 1 or more")
         return Order(
             client=client,
             labelled=labelled,
             unlabelled=unlabelled,
-            steps=self.method.steps(len(labelled), len(unlabelled), self.unlabelled_batch),
+            steps=steps,
             labelled_batch=self.experiment.labelled_batch,
             unlabelled_batch=self.unlabelled_batch,
             needs=self.method.needs,
@@ -100,15 +106,14 @@ class Federation:
                 FeddureWarning,
                 stacklevel=2,
             )
+        communication = self._communication(tasks, results)
         if finite:
             before = self.state["theta"]
             weights = [self._weight(task.client) for task, _ in finite]
             clients = [task.client for task, _ in finite]
             uploads = [result.upload for _, result in finite]
             state = self.method.aggregate(self.state, uploads, weights, clients, self.round)
-            state["theta"], self.moments = server.optimise(
-                self.experiment.server, before, state["theta"], self.moments
-            )
+            state["theta"], self.moments = server.optimise(self.experiment.server, before, state["theta"], self.moments)
             self.state = state
             for task, result in finite:
                 if result.memory:
@@ -123,6 +128,7 @@ class Federation:
             "clients": [task.client for task in tasks],
             "steps": [task.steps for task in tasks],
             "left_out": left_out,
+            "communication": communication,
             "train": _means(records),
         }
         truths = [task.batches.truth.cpu().numpy() for task, _ in finite]
@@ -158,6 +164,16 @@ class Federation:
         images = self.feed.plain(owned[order])
         return theta, self.program.network.measure_statistics(theta, statistics, list(images.split(250)))
 
+    def _communication(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict[str, int]:
+        """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
+        found = {"down": 0, "up": 0}
+        for task, result in zip(tasks, results, strict=True):
+            sparse = self.method.sparse_bytes(self.state, task.client, task.received, result.upload)
+            bytes_of = {"down": _bytes(task.received), "up": _bytes(result.upload)}
+            for name, size in (bytes_of | {f"{way}_sparse": size for way, size in sparse.items()}).items():
+                found[name] = found.get(name, 0) + size
+        return found
+
     def _weight(self, client: int) -> float:
         labelled, unlabelled = len(self.partition.labelled[client]), len(self.partition.unlabelled[client])
         if self.experiment.server.weight == "uniform":
@@ -192,6 +208,19 @@ def run(federations: Sequence[Federation], engine: Engine, observers: Sequence[O
             for observer in observers:
                 observer.round_done(federation, record, seconds)
         active = [f for f in active if f.round < f.experiment.rounds]
+
+
+def _expect_labels(method: Method, dataset: Dataset) -> None:
+    unknown = int((dataset.labels == UNKNOWN).sum())
+    if method.needs.every_label and unknown:
+        raise ConfigError(
+            f"method '{method.experiment.method}' learns from the labels of all images, but {unknown} of "
+            f"{len(dataset.labels)} images in '{dataset.name}' have a class that is not known; use another method"
+        )
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return 4 * sum(tensor.numel() for tensor in tensors.values())
 
 
 def _is_finite(result: Result) -> bool:

@@ -38,8 +38,7 @@ class Interrupted(RunError):
 
     def __init__(self, folder: Path, round_number: int, number: int):
         super().__init__(
-            f"stopped after round {round_number}; the state is in {folder}\n"
-            f"go on with: {_resume_command(folder)}"
+            f"stopped after round {round_number}; the state is in {folder}\ngo on with: {_resume_command(folder)}"
         )
         self.exit_code = 128 + number
 
@@ -248,13 +247,15 @@ def _resume_command(folder: Path) -> str:
 
 def _model(federation: Federation) -> bytes:
     header = {
-        "experiment": json.dumps(federation.experiment.model_dump()),
-        "classes": json.dumps(federation.dataset.classes),
-        "mean": json.dumps(federation.dataset.mean),
-        "std": json.dumps(federation.dataset.std),
-        "shape": json.dumps(federation.dataset.shape),
+        "experiment": federation.experiment.model_dump(),
+        "classes": federation.dataset.classes,
+        "mean": federation.dataset.mean,
+        "std": federation.dataset.std,
+        "shape": federation.dataset.shape,
+        "norm": federation.method.norm,
     }
-    return save({name: tensor.cpu() for name, tensor in federation.model_state().items()}, header)
+    tensors = {name: tensor.cpu() for name, tensor in federation.model_state().items()}
+    return save(tensors, checkpoint.pack_header(header))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -266,12 +267,14 @@ def load_model(folder: Path) -> nn.Module:
     path = folder / MODEL_FILE
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata()
+            header = checkpoint.read_header(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as problem:
         raise RunError(f"{path}: no model can be read ({problem}); has the run finished?") from None
-    experiment = Experiment.model_validate(json.loads(header["experiment"]))
-    shape, classes = json.loads(header["shape"]), json.loads(header["classes"])
-    module = networks.make(experiment.model, shape[2], len(classes), experiment.norm, experiment.seed)
+    if not header:
+        raise RunError(f"{path}: not a model that feddure wrote")
+    experiment = Experiment.model_validate(header["experiment"])
+    shape, classes = header["shape"], header["classes"]
+    module = networks.make(experiment.model, shape[2], len(classes), header["norm"], experiment.seed)
     module.load_state_dict(tensors, strict=False)  # counters of batch norm are not part of a federation
     return module.eval()

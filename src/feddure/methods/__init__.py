@@ -6,13 +6,14 @@ from feddure.methods.ablations import AvgCReg, AvgFReg, BaselineMAML, CReg, FReg
 from feddure.methods.base import Client, Method
 from feddure.methods.fedavg import FedAvg, FedAvgMatched, FedAvgSL, FedProxSL
 from feddure.methods.feddure import FedDure
+from feddure.methods.fedmatch import FedMatch
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
 from feddure.nn import import_by_path
 
 _BUILT_IN: tuple[type[Method], ...] = (
     *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
-    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedDure),
+    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure),
     *(BaselineMAML, FReg, AvgFReg, CReg, AvgCReg),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}

@@ -54,6 +54,7 @@ class AvgFReg(FReg):
     """F-reg as the mean of earlier rounds; the client trains a copy for upload only."""
 
     name = "avg-f-reg"
+    owns_f_reg = False
 
     def allocate(self, client: Client) -> None:
         super().allocate(client)
@@ -76,7 +77,7 @@ class AvgFReg(FReg):
     def broadcast(self, server: State, client: int, round_number: int) -> State:
         return {**super().broadcast(server, client, round_number), "w": server["w"]}
 
-    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:  # type: ignore[no-untyped-def]
+    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:
         return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("w", server, uploads)}
 
 
@@ -84,6 +85,7 @@ class CReg(FedDure):
     """C-reg alone: a fixed threshold instead of F-reg's weights."""
 
     name = "c-reg"
+    owns_f_reg = False
 
     def allocate(self, client: Client) -> None:
         client.state["phi"] = torch.zeros_like(client.theta)
@@ -148,7 +150,7 @@ class AvgCReg(CReg):
     def broadcast(self, server: State, client: int, round_number: int) -> State:
         return {**super().broadcast(server, client, round_number), "phi": server["phi"]}
 
-    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:  # type: ignore[no-untyped-def]
+    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:
         return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("phi", server, uploads)}
 
 
@@ -167,25 +169,27 @@ def go_on_with_mean(name: str, server: State, uploads: Sequence[State]) -> State
 class BaselineMAML(FedAvgFixMatch):
     """FixMatch plus the meta gradient: ∇_θ [L_s(θ − η ∇L_u(θ)) + L_s(θ) + L_u(θ)].
 
-    With v = ∇L_s at the virtual weights, the first term is v − η ∇²L_u v; the product with the Hessian is the gradient of
-    L_u's derivative along v, which one forward-mode pass gives (`maml_order: 1` leaves it out).
+    With v = ∇L_s at the virtual weights, the first term is v − η ∇²L_u v; the product with the Hessian is the gradient
+    of L_u's derivative along v, which one forward-mode pass gives (`maml_order: 1` leaves it out).
     """
 
     name = "baseline+maml"
 
     def step(self, client: Client, batch: Batch) -> State:
+        options = self.experiment.fixmatch
         labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
-        pseudo, mask = confident(weak, self.experiment.feddure.threshold)
+        pseudo, mask = confident(weak, options.threshold)
         losses = cross_entropy(strong, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
-        gradients = client.network.leaf_gradients(supervised + mean(mask * losses), client.weights)
+        gradients = client.network.leaf_gradients(supervised + options.weight * mean(mask * losses), client.weights)
         if len(batch.labelled) and len(batch.strong):
-            meta = self.meta_gradient(client, batch, pseudo, mask)
+            meta = self.meta_gradient(client, batch, pseudo, options.weight * mask)
             gradients = [one + other for one, other in zip(gradients, meta, strict=True)]
         client.descend_along(client.network.parameters.gather(gradients))
         return record(supervised, losses, mask, pseudo)
 
     def meta_gradient(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> list[Tensor]:
+        """∇_θ L_s(θ − η ∇L_u(θ)), leaf by leaf."""
         network, eta = client.network, self.experiment.optimizer.learning_rate
         before = network.weights(client.theta)
         loss = mean(mask * cross_entropy(network.probe(before, batch.strong), pseudo))

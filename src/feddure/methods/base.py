@@ -54,13 +54,21 @@ class Client:
         return Adam(like, o.learning_rate, o.beta1, o.beta2, o.epsilon, self.network.compiled)
 
     def receive(self, received: Mapping[str, Tensor], key: tuple[int, ...]) -> None:
-        """Start a round from the server's model with a fresh optimiser."""
+        """Start a round from the server's model with a fresh optimiser.
+
+        A method that sends its model in parts puts it together in `start_round` and calls `start_from` there.
+        """
         self.key = key
-        self.theta.copy_(received["theta"])
         self.statistics.copy_(received["statistics"])
-        if self.proximal:
-            self.anchor.copy_(received["theta"])
         self.adam.reset()
+        if "theta" in received:
+            self.start_from(received["theta"])
+
+    def start_from(self, theta: Tensor) -> None:
+        """Training starts here, and the proximal term pulls back to here."""
+        self.theta.copy_(theta)
+        if self.proximal:
+            self.anchor.copy_(theta)
 
     def model(self, *images: Tensor) -> tuple[Tensor, ...]:
         """θ's logits on each group of images, in one pass with shared batch statistics."""
@@ -80,11 +88,15 @@ class Client:
 
     def descend_along(self, gradient: Pieces) -> None:
         """One Adam step of θ along a gradient, plus the proximal term, in place."""
-        if self.proximal:
-            pull = self.proximal * (self.theta - self.anchor)
-            gradient = [(place, values + pull[place]) for place, values in gradient]
-        self.adam.step(self.theta, gradient)
+        self.adam.step(self.theta, self.pulled(gradient))
         self._weights = None
+
+    def pulled(self, gradient: Pieces) -> Pieces:
+        """A gradient plus that of the proximal term."""
+        if not self.proximal:
+            return gradient
+        pull = self.proximal * (self.theta - self.anchor)
+        return [(place, values + pull[place]) for place, values in gradient]
 
 
 class Method:
@@ -97,6 +109,11 @@ class Method:
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
+
+    @property
+    def norm(self) -> str:
+        """Normalisation layers of the network that this method trains: batch, group or none."""
+        return self.experiment.norm
 
     # --- on a client ---------------------------------------------------------------------------------
     def steps(self, labelled: int, unlabelled: int, unlabelled_batch: int) -> int:
@@ -123,6 +140,9 @@ class Method:
         return {"theta": client.theta, "statistics": client.statistics}
 
     # --- on the server -------------------------------------------------------------------------------
+    def prepare(self, network: Network, shape: tuple[int, int, int]) -> None:
+        """Called once before `start`, with the network and the images' height, width and channels."""
+
     def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
         """The server's state before the first round."""
         return {"theta": theta, "statistics": statistics}
@@ -132,7 +152,12 @@ class Method:
         return {"theta": server["theta"], "statistics": server["statistics"]}
 
     def aggregate(
-        self, server: State, uploads: Sequence[State], weights: Sequence[float], clients: Sequence[int], round_number: int
+        self,
+        server: State,
+        uploads: Sequence[State],
+        weights: Sequence[float],
+        clients: Sequence[int],
+        round_number: int,
     ) -> State:
         """The server's next state from what it received, in sampling order."""
         return {**server, **weighted_mean(uploads, weights)}
@@ -140,6 +165,10 @@ class Method:
     def global_model(self, server: State) -> tuple[Tensor, Tensor]:
         """Parameters and statistics of the model that is evaluated and exported."""
         return server["theta"], server["statistics"]
+
+    def sparse_bytes(self, server: State, client: int, received: Mapping[str, Tensor], upload: State) -> dict[str, int]:
+        """Bytes `down` to a client and `up` from it, where a method could send less than all values."""
+        return {}
 
 
 def weighted_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:

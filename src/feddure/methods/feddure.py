@@ -33,12 +33,13 @@ class FedDure(Method):
 
     name = "feddure"
     needs = Needs(weak=True, strong=True)
+    owns_f_reg = True  # a client's F-reg is its own, not the server's
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
         self.options = experiment.feddure
         self.eta = experiment.optimizer.learning_rate
-        if self.options.f_reg_memory == "client":
+        if self.options.f_reg_memory == "client" and self.owns_f_reg:
             self.memory = ("w",)
 
     # --- a client's round ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from feddure.errors import ConfigError
+from feddure.nn import normalisation
 from feddure.nn.cnn import SmallCNN
 from feddure.nn.resnet import ResNet9
 
@@ -27,13 +28,18 @@ def register(name: str, maker: Callable[..., nn.Module]) -> None:
 
 
 def make(name: str, channels: int, classes: int, norm: str, seed: int) -> nn.Module:
-    """A freshly initialised network; the same seed gives the same weights on every device."""
+    """A freshly initialised network; the same seed gives the same weights on every device.
+
+    `norm: none` takes normalisation layers and biases out of any network.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in NETWORKS:
-            return NETWORKS[name](channels, classes, norm)
-        maker = _REGISTERED.get(name) or import_by_path(name, "model", [*NETWORKS, *_REGISTERED])
-        return maker(channels=channels, classes=classes)
+            module = NETWORKS[name](channels, classes, norm)
+        else:
+            maker = _REGISTERED.get(name) or import_by_path(name, "model", [*NETWORKS, *_REGISTERED])
+            module = maker(channels=channels, classes=classes)
+        return normalisation.remove(module) if norm == "none" else module
 
 
 def import_by_path(path: str, field: str, known: list[str]) -> Any:

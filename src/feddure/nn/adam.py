@@ -3,6 +3,9 @@
 The step count is a tensor, so that a captured graph counts on, and a reset is one fill.
 """
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -55,10 +58,6 @@ class Adam:
                 self._update(parameters[place], values, *moments, self.count, *self._constants)
 
 
-_COMPILED: list = []
-
-
-def _compiled_update():  # type: ignore[no-untyped-def]
-    if not _COMPILED:
-        _COMPILED.append(torch.compile(_update, dynamic=False))
-    return _COMPILED[0]
+@cache
+def _compiled_update() -> Callable[..., None]:
+    return torch.compile(_update, dynamic=False)

@@ -37,9 +37,7 @@ class Entry:
 class Layout:
     """The order of named tensors in a flat vector."""
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], precise: Collection[str] = (), frozen: Collection[str] = ()
-    ):
+    def __init__(self, tensors: Mapping[str, Tensor], precise: Collection[str] = (), frozen: Collection[str] = ()):
         groups: tuple[list[str], list[str], list[str]] = ([], [], [])
         for name in tensors:
             groups[2 if name in frozen else 1 if name in precise else 0].append(name)

@@ -9,6 +9,7 @@ every client.
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddure.errors import ConfigError, FeddureWarning
-from feddure.nn import tangent
+from feddure.nn import normalisation, tangent
 from feddure.nn.flat import Layout, Pieces
 
 Named = dict[str, Tensor]
@@ -50,19 +51,23 @@ class Network:
         frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
         self.parameters = Layout(named, _batch_norm_parameters(module), frozen)
         self.statistics = Layout({n: b for n, b in module.named_buffers() if b.is_floating_point()})
+        self._normalisation = normalisation.parameters(module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
         self._training = skeleton.train()
         self._evaluating = copy.deepcopy(skeleton).eval()
         self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
         self._explicit = tangent.supports(self._probing)
+        self._forward: Callable[..., Tensor]
+        self._probe: Callable[..., Tensor]
+        self._tangent: Callable[..., tuple[Tensor, Tensor]]
         self.stop_compiling()
         if compiled:
             self._compile()
 
     def _compile(self) -> None:
         torch._dynamo.config.recompile_limit = 64  # one program for each shape of batch
-        torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]  # C-reg's pass goes back twice
+        torch._functorch.config.donated_buffer = False  # C-reg's pass goes back twice
         self.compiled = True
         self._forward = torch.compile(self._run_training, dynamic=False)
         self._probe = torch.compile(self._run_probing, dynamic=False)
@@ -72,9 +77,7 @@ class Network:
     def stop_compiling(self) -> None:
         """Run the module as it is."""
         self.compiled = False
-        self._forward: Callable[..., Tensor] = self._run_training
-        self._probe: Callable[..., Tensor] = self._run_probing
-        self._tangent: Callable[..., tuple[Tensor, Tensor]] = self._run_tangent
+        self._forward, self._probe, self._tangent = self._run_training, self._run_probing, self._run_tangent
         self._fused: dict[Callable, Callable] = {}
 
     def take(self, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -84,6 +87,14 @@ class Network:
             self.parameters.flatten(named, self.master, self.device),
             self.statistics.flatten(dict(module.named_buffers()), self.master, self.device),
         )
+
+    @cached_property
+    def ordinary(self) -> Tensor:
+        """True where a flat parameter vector is trained and no part of a normalisation layer."""
+        found = torch.zeros(self.parameters.size, dtype=torch.bool, device=self.device)
+        for entry in self.parameters.trained_entries:
+            entry.view(found).fill_(entry.name not in self._normalisation)
+        return found
 
     # --- weights and gradients -----------------------------------------------------------------------
     def weights(self, flat: Tensor) -> Weights:
@@ -169,10 +180,13 @@ class Network:
             return logits.to(self.master), derivative.to(self.master)
         fixed = {name: tensor for name, tensor in named.items() if name not in along}
         moving = {name: named[name] for name in along}
-        return torch.func.jvp(lambda moving: self._run_probing({**moving, **fixed}, images), (moving,), (along,))
+        both = torch.func.jvp(lambda m: self._run_probing({**m, **fixed}, images), (moving,), (along,))
+        return both[0], both[1]
 
     def _frozen(self, flat: Tensor) -> Named:
-        return {entry.name: entry.view(flat).to(self.compute) for entry in self.parameters.frozen_entries}
+        start = self.parameters.trained
+        cast = flat[start:].to(self.compute)
+        return {entry.name: entry.view(cast, start) for entry in self.parameters.frozen_entries}
 
     def _group_names(self) -> list[str]:
         """The groups of trained tensors that are not empty."""

@@ -80,7 +80,7 @@ def _linear_map(apply: Callable[..., Tensor], values: dict, changes: dict, pair:
     return apply(x, weight, values.get("bias")), dy
 
 
-def _convolution(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type: ignore[no-untyped-def]
+def _convolution(layer, values: dict, changes: dict, pair: Pair) -> Pair:
     def apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
@@ -121,7 +121,7 @@ def _affine(values: dict, changes: dict, pair: Pair, dtype: torch.dtype) -> Pair
     return x.to(dtype), None if dx is None else dx.to(dtype)
 
 
-def _batch_norm(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type: ignore[no-untyped-def]
+def _batch_norm(layer, values: dict, changes: dict, pair: Pair) -> Pair:
     x, dx = pair
     axes = [axis for axis in range(x.dim()) if axis != 1]
     wide = _wide(x)
@@ -129,7 +129,7 @@ def _batch_norm(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type
     return _affine(values, changes, _normalise(wide, _wide(dx), axes, layer.eps), x.dtype)
 
 
-def _group_norm(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type: ignore[no-untyped-def]
+def _group_norm(layer, values: dict, changes: dict, pair: Pair) -> Pair:
     x, dx = pair
 
     def grouped(tensor: Tensor | None) -> Tensor | None:
@@ -147,14 +147,14 @@ def _relu(layer: nn.Module, values: dict, changes: dict, pair: Pair) -> Pair:
     return torch.relu(x), None if dx is None else torch.where(x > 0, dx, torch.zeros_like(dx))
 
 
-def _pool(x: Tensor, dx: Tensor | None, *window) -> Pair:  # type: ignore[no-untyped-def]
+def _pool(x: Tensor, dx: Tensor | None, *window) -> Pair:
     y, index = F.max_pool2d(x, *window, return_indices=True)
     if dx is None:
         return y, None
     return y, dx.flatten(2).gather(2, index.flatten(2)).view_as(y)
 
 
-def _max_pool(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type: ignore[no-untyped-def]
+def _max_pool(layer, values: dict, changes: dict, pair: Pair) -> Pair:
     return _pool(*pair, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
 
 
@@ -163,7 +163,7 @@ def _global_max_pool(layer: nn.Module, values: dict, changes: dict, pair: Pair) 
     return y.flatten(1), None if dy is None else dy.flatten(1)
 
 
-def _flatten(layer, values: dict, changes: dict, pair: Pair) -> Pair:  # type: ignore[no-untyped-def]
+def _flatten(layer, values: dict, changes: dict, pair: Pair) -> Pair:
     return layer(pair[0]), None if pair[1] is None else layer(pair[1])
 
 

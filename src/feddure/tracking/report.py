@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from feddure import config
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.tracking import figures, summary
+from feddure.tracking import diagnostics_figures, figures, summary
 from feddure.tracking.records import Record, Run, read_run
 from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
 from feddure.version import VERSION
@@ -110,6 +110,7 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
     summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
     labels = summary.labels([run.experiment for run in runs], [run.name for run in runs])
     by_label = {label: run.metrics for label, run in zip(labels, runs, strict=True)}
+    diagnostics = _diagnostics(runs, by_label)
     return {
         "title": title(runs),
         "sentences": in_words(runs),
@@ -123,7 +124,8 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
         "classes": _classes(runs, by_label),
         "confusions": _confusions(runs, labels),
         "partitions": _partitions(runs, labels),
-        "training": _training(by_label),
+        "diagnostics": diagnostics,
+        "training": _training(by_label, drawn=diagnostics_figures.TRAINING if diagnostics else ()),
         "changes": _changes(runs, labels),
         "configuration": _configuration(runs),
         "environment": _environment(runs, labels),
@@ -306,8 +308,28 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[Pictur
     return found
 
 
-def _training(by_label: figures.Runs) -> Picture | None:
-    figure = figures.training(by_label)
+def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] | None:
+    """What pseudo labels were worth: figures with their sentences, and numbers to compare runs by."""
+    names = {tuple(run.partition.get("classes", ())) for run in runs}
+    charts = diagnostics_figures.draw(by_label, names.pop() if len(names) == 1 else ())
+    columns, rows = diagnostics_figures.table(by_label)
+    return charts and {
+        "charts": [(_picture(chart.figure, chart.title), chart) for chart in charts],
+        "table": Table(["run", *columns], [[label, *cells] for label, cells in rows.items()]),
+        "swatches": [_swatch(place) for place, label in enumerate(by_label) if label in rows],
+        "rounds": diagnostics_figures.LAST_ROUNDS,
+    }
+
+
+def _training(by_label: figures.Runs, drawn: Sequence[str]) -> Picture | None:
+    """What methods recorded while training, but for what is drawn elsewhere."""
+    rest = {
+        label: [
+            record | {"train": {k: v for k, v in record.get("train", {}).items() if k not in drawn}} for record in metrics
+        ]
+        for label, metrics in by_label.items()
+    }
+    figure = figures.training(rest)
     return _picture(figure, "Quantities recorded while training, against rounds") if figure else None
 
 

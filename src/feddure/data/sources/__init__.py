@@ -19,9 +19,7 @@ from feddure.errors import DataError
 
 __all__ = ["FORMS", "Source", "default_data_dir", "find_source", "load", "register", "sources"]
 
-_SOURCES = {
-    source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)
-}
+_SOURCES = {source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)}
 FORMS = ("folder:PATH", "npz:PATH", "package.module:function")
 """How the user's own data are named."""
 
@@ -91,7 +89,5 @@ def _import(name: str) -> Callable[[], Dataset]:
 def _call(function: Callable[[], Dataset], name: str) -> Dataset:
     dataset = function()
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"data set '{name}': the function returned a {type(dataset).__name__}, expected a Dataset"
-        )
+        raise DataError(f"data set '{name}': the function returned a {type(dataset).__name__}, expected a Dataset")
     return check(dataset, f"data set '{name}'")

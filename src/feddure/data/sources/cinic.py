@@ -39,9 +39,7 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
     """CINIC-10 from the decoded file, which is written first if need be."""
     folder = find(data_dir)
     if folder is None:
-        raise DataError(
-            missing("cinic10", data_dir, "cinic10/ or CINIC-10/ with train/<class>/ and test/<class>/")
-        )
+        raise DataError(missing("cinic10", data_dir, "cinic10/ or CINIC-10/ with train/<class>/ and test/<class>/"))
     files = {split: _list(folder / split) for split in SPLITS}
     signature = _signature(files)
     stores = _stores(folder)

@@ -52,9 +52,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_this_process(
-    paths: Sequence[Path], rule: Rule, images: np.ndarray, advance: Callable[[int], None]
-) -> None:
+def _in_this_process(paths: Sequence[Path], rule: Rule, images: np.ndarray, advance: Callable[[int], None]) -> None:
     for position, path in enumerate(paths):
         try:
             images[position] = images_program.read(path, **asdict(rule))
@@ -75,13 +73,9 @@ def _in_processes(
         try:
             followed = []
             for start, stop in itertools.pairwise(cuts):
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-                )
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
                 processes.append(process)
-                followed.append(
-                    threads.submit(_follow, process, paths[start:stop], rule, images[start:stop], advance)
-                )
+                followed.append(threads.submit(_follow, process, paths[start:stop], rule, images[start:stop], advance))
             for future in as_completed(followed):
                 future.result()
         finally:

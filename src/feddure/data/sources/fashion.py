@@ -61,9 +61,7 @@ def load_mini(data_dir: Path, progress: bool = False) -> Dataset:
     """fashion-mini, from inside the package."""
     raw = MINI.read_bytes()
     if hashlib.sha256(raw).hexdigest() != MINI_SHA256:
-        raise DataError(
-            f"{MINI}: not the file that was released with this package; install the package again"
-        )
+        raise DataError(f"{MINI}: not the file that was released with this package; install the package again")
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
         return _dataset(
             "fashion-mini", arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"]
@@ -91,9 +89,7 @@ def _pair(folder: Path, images_name: str, labels_name: str) -> tuple[np.ndarray,
     if images.shape[1:] != (28, 28) or len(images) == 0:
         raise DataError(f"{images_path}: shape {list(images.shape)}, expected images of 28 by 28 pixels")
     if len(images) != len(labels):
-        raise DataError(
-            f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}"
-        )
+        raise DataError(f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}")
     wrong = np.flatnonzero(labels >= len(CLASSES))
     if len(wrong):
         raise DataError(f"{labels_path}: label {wrong[0]} is {labels[wrong[0]]}, expected 0 to 9")
@@ -118,9 +114,7 @@ def _absence(data_dir: Path) -> str:
         absent = _absent(folder)
         if len(absent) < len(FILES):
             return f"{folder}: {', '.join(absent)} missing (.gz or not); `feddure data fetch fashion-mnist`"
-    return missing(
-        "fashion-mnist", data_dir, "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not"
-    )
+    return missing("fashion-mnist", data_dir, "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not")
 
 
 SOURCE = Source(

@@ -130,9 +130,7 @@ class _Unreachable(Exception):
 
 def _by_hand(files: Iterable[File], data_dir: Path) -> str:
     lines = [f"  {data_dir / file.path}  from {file.url}  (MD5 {file.md5})" for file in files]
-    return "\n".join(
-        ["Without a network, put these files there by other means and run the command again:", *lines]
-    )
+    return "\n".join(["Without a network, put these files there by other means and run the command again:", *lines])
 
 
 def _is_there(path: Path, md5: str) -> bool:
@@ -210,9 +208,9 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 def _starts_at(response: http.client.HTTPResponse, position: int) -> bool:
     # A server that does not know ranges answers 200 with the whole file.
     wanted = f"bytes {position}-"
-    return response.status == http.client.PARTIAL_CONTENT and response.headers.get(
-        "Content-Range", wanted
-    ).startswith(wanted)
+    return response.status == http.client.PARTIAL_CONTENT and response.headers.get("Content-Range", wanted).startswith(
+        wanted
+    )
 
 
 def _unpack(archive: Path, folder: Path, members: str, progress: bool) -> None:

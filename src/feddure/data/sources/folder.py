@@ -43,8 +43,7 @@ def load(where: str, progress: bool = False) -> Dataset:
     for image in tests:
         if image.kind not in classes:
             raise DataError(
-                f"{root / 'test' / str(image.kind)}: no labelled folder has this class; "
-                f"there are: {', '.join(classes)}"
+                f"{root / 'test' / str(image.kind)}: no labelled folder has this class; there are: {', '.join(classes)}"
             )
     number: dict[str | None, int] = {kind: position for position, kind in enumerate(classes)}
     number[None] = UNKNOWN
@@ -84,9 +83,7 @@ def _parse(where: str) -> tuple[Path, Rule]:
         raise DataError(f"folder:{where}: channels is {options['channels']}, expected 1 (grey) or 3 (colour)")
     root = Path(location).expanduser()
     if not location or not root.is_dir():
-        raise DataError(
-            f"folder:{where}: there is no folder '{location}'; expected labelled/ and test/ in it"
-        )
+        raise DataError(f"folder:{where}: there is no folder '{location}'; expected labelled/ and test/ in it")
     return root, Rule(size=options["size"], channels=options["channels"])
 
 
@@ -97,9 +94,7 @@ def _training(root: Path) -> tuple[tuple[str, ...], list[_Image]]:
     if "clients" not in parts:
         return (), list(_owned(root, parts))
     if parts & {"labelled", "unlabelled"}:
-        raise DataError(
-            f"{root}: both clients/ and labelled/ or unlabelled/ are there: use one of the two layouts"
-        )
+        raise DataError(f"{root}: both clients/ and labelled/ or unlabelled/ are there: use one of the two layouts")
     folders = _subfolders(root / "clients", "site")
     images: list[_Image] = []
     for site, folder in enumerate(folders):
@@ -110,9 +105,7 @@ def _training(root: Path) -> tuple[tuple[str, ...], list[_Image]]:
 def _owned(folder: Path, parts: set[str], site: int = 0) -> Iterator[_Image]:
     """The training images of one owner, the labelled ones first."""
     if not parts & {"labelled", "unlabelled"}:
-        raise DataError(
-            f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images"
-        )
+        raise DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images")
     if "labelled" in parts:
         yield from _labelled(folder / "labelled", site)
     if "unlabelled" in parts:

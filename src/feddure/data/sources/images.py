@@ -42,9 +42,7 @@ def read(path: str | PathLike[str], size: int, channels: int, resize: bool = Tru
     except Image.UnidentifiedImageError:
         raise Unreadable("is not an image that Pillow can read; move it away or convert it to PNG") from None
     except Exception as error:  # Pillow's many formats fail in many ways on a damaged file
-        raise Unreadable(
-            f"cannot be decoded ({type(error).__name__}: {error}); the file is damaged"
-        ) from None
+        raise Unreadable(f"cannot be decoded ({type(error).__name__}: {error}); the file is damaged") from None
 
 
 def _flat(image: Image.Image, mode: str) -> Image.Image:

@@ -56,9 +56,7 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise DataError(f"{path}: no array {', '.join(absent)}; it has: {', '.join(names) or 'none'}")
     unknown = [name for name in names if name not in (*REQUIRED, *OPTIONAL)]
     if unknown:
-        raise DataError(
-            f"{path}: unknown array {', '.join(unknown)}; expected {', '.join((*REQUIRED, *OPTIONAL))}"
-        )
+        raise DataError(f"{path}: unknown array {', '.join(unknown)}; expected {', '.join((*REQUIRED, *OPTIONAL))}")
 
 
 def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:

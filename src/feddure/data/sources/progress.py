@@ -21,9 +21,7 @@ def bar(
     description: str, total: int | None, shown: bool, start: int = 0, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
     """A bar while the block runs; yields the function that moves it on by so many images or bytes."""
-    counts: list[ProgressColumn] = (
-        [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
-    )
+    counts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
     columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as progress:

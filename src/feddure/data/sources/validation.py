@@ -59,9 +59,7 @@ def _classes_problem(dataset: Dataset) -> str | None:
     return None
 
 
-def _labels_problem(
-    name: str, labels: np.ndarray, expected: int, lowest: int, dataset: Dataset
-) -> str | None:
+def _labels_problem(name: str, labels: np.ndarray, expected: int, lowest: int, dataset: Dataset) -> str | None:
     if labels.dtype != np.int64:
         return f"{name} have dtype {labels.dtype}, expected int64"
     if labels.shape != (expected,):
@@ -93,9 +91,7 @@ def _sites_problem(dataset: Dataset) -> str | None:
     if dataset.site is None:
         return "sites are named but `site` does not say which image is whose" if dataset.sites else None
     if dataset.site.dtype != np.int64 or dataset.site.shape != dataset.labels.shape:
-        return (
-            f"site is {dataset.site.dtype} {list(dataset.site.shape)}, expected int64 [{len(dataset.labels)}]"
-        )
+        return f"site is {dataset.site.dtype} {list(dataset.site.shape)}, expected int64 [{len(dataset.labels)}]"
     wrong = np.flatnonzero((dataset.site < 0) | (dataset.site >= len(dataset.sites)))
     if len(wrong):
         return f"site[{wrong[0]}] is {dataset.site[wrong[0]]}, expected 0 to {len(dataset.sites) - 1}"

@@ -1,0 +1,5 @@
+"""`python -m feddure`: the command without an installed entry point."""
+
+from feddure.cli import main
+
+main()

@@ -1,0 +1,72 @@
+"""`feddure theory`, end to end at its smallest size."""
+
+import csv
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from feddure.cli.theory import theory
+from feddure.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode="markdown")
+app.command("theory")(theory)
+
+FILES = ["theory.csv", "theory.json", "theory.md", "theory.png"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def small(*arguments):
+    """Standard output of the smallest study."""
+    result = invoke("--largest", 128, "--seeds", 1, *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_and_files_say_the_same_and_other_files_stay(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "theory.md").write_text("old")
+    report = json.loads(small("--out", tmp_path, "--json"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", *FILES]
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert json.loads((tmp_path / "theory.json").read_text()) == report
+
+    assert report["settings"]["largest"] == 128
+    assert [found["theorem"] for found in report["findings"]] == [1, 1, 1, 1, 2, 2, 2]
+    page = (tmp_path / "theory.md").read_text()
+    assert all(found["verdict"] in page for found in report["findings"])
+    assert all(note in page for note in report["notes"])
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
+
+    rows = list(csv.DictReader((tmp_path / "theory.csv").open()))
+    ends = [float(r["smallest_meta_gradient"]) for r in rows if _is_written(r) and r["step"] == r["horizon"]]
+    first = report["findings"][0]
+    assert sorted(ends, reverse=True) == pytest.approx([first["first"], first["last"]])
+
+
+def test_the_table_names_slopes_controls_and_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = small("--out", tmp_path / "new" / "folder")
+    for words in ("slope", "control", "verdict", "θ frozen", "Hard pseudo labels", "Not shown"):
+        assert words in shown
+    assert all(f"wrote {tmp_path / 'new' / 'folder' / name}" in shown for name in FILES)
+
+
+def test_a_size_that_is_no_power_of_two_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(ConfigError, match="--largest 1000: expected a power of two"):
+        invoke("--largest", 1000, "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_the_folders_place_is_refused_before_the_work(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*taken: files cannot be written there"):
+        invoke("--out", tmp_path / "taken")
+
+
+def _is_written(row):
+    return (row["schedule"], row["arm"]) == ("e/T", "moving")

@@ -1,0 +1,95 @@
+"""Evaluation against a direct loop over test images with an ordinary module."""
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+
+from feddure import nn as networks
+from feddure.data.batches import Feed
+
+
+def plain_module(federation):
+    experiment, dataset = federation.experiment, federation.dataset
+    made = networks.make(experiment.model, dataset.shape[2], len(dataset.classes), experiment.norm, 99).double()
+    missing, unexpected = made.load_state_dict(federation.model_state(), strict=False)
+    assert not unexpected
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    return made.eval()
+
+
+def by_hand(module, dataset):
+    """The same quantities, one image at a time."""
+    classes = len(dataset.classes)
+    confusion = [[0] * classes for _ in range(classes)]
+    loss = 0.0
+    feed = Feed(dataset, torch.device("cpu"), torch.float64)
+    for image, label in feed.test_batches(1):
+        with torch.no_grad():
+            logits = module(image)
+        loss += F.cross_entropy(logits, label).item()
+        confusion[label.item()][logits.argmax(1).item()] += 1
+    right = [confusion[number][number] for number in range(classes)]
+    return {
+        "accuracy": sum(right) / len(dataset.test_labels),
+        "loss": loss / len(dataset.test_labels),
+        "per_class": [count / max(sum(row), 1) for count, row in zip(right, confusion, strict=True)],
+        "confusion": confusion,
+    }
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_evaluation_equals_a_direct_loop(images, norm):
+    federation = tiny.finished(tiny.experiment({"norm": norm, "method": "fedavg-sl", "optimizer.learning_rate": 0.01}), images)
+    found, expected = federation.test()["test"], by_hand(plain_module(federation), images)
+    assert found["confusion"] == expected["confusion"]
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["per_class"] == pytest.approx(expected["per_class"], rel=1e-15)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+    assert len({row.index(max(row)) for row in found["confusion"]}) > 1, "the model predicts one class alone"
+
+
+def test_a_test_set_larger_than_one_piece():
+    many = tiny.dataset(tests=1203)
+    federation = tiny.federation(tiny.experiment(), many)
+    found = federation.test()["test"]
+    assert sum(map(sum, found["confusion"])) == 1203
+    assert found["loss"] == pytest.approx(by_hand(plain_module(federation), many)["loss"], rel=1e-12)
+
+
+def test_a_class_without_test_images_counts_as_never_right(images):
+    kept = images.test_labels != 2
+    few = tiny.dataset(test_images=images.test_images[kept], test_labels=images.test_labels[kept])
+    found = tiny.federation(tiny.experiment(), few).test()["test"]
+    assert found["per_class"][2] == 0.0
+    assert found["confusion"][2] == [0, 0, 0, 0]
+
+
+def test_static_statistics_are_those_of_the_clients_images(images):
+    """They are measured with the global model on plain images of the round's clients; nothing is averaged."""
+    experiment = tiny.experiment(batch_norm="static", clients_per_round=4)
+    federation = tiny.finished(experiment, images)
+    module = plain_module(federation).train()
+    norms = [layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    expected = {name: buffer.clone() for name, buffer in module.named_buffers() if buffer.dim()}
+    for layer in norms:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over batches
+    with torch.no_grad():
+        feed = Feed(images, torch.device("cpu"), torch.float64)
+        module(feed.plain(range(len(images.images))))  # all four clients own all images: one batch, any order
+    found = {name: buffer for name, buffer in module.named_buffers() if buffer.dim()}
+    tiny.assert_near(found, expected, 1e-9)
+
+
+def test_static_statistics_change_evaluation_alone(images):
+    averaged = tiny.finished(tiny.experiment(), images)
+    static = tiny.finished(tiny.experiment(batch_norm="static"), images)
+    tiny.assert_equal(static.state, averaged.state)
+    assert static.test()["test"]["loss"] != averaged.test()["test"]["loss"]
+
+
+def test_static_statistics_without_batch_norm_change_nothing(images):
+    averaged = tiny.finished(tiny.experiment(norm="group"), images)
+    static = tiny.finished(tiny.experiment(norm="group", batch_norm="static"), images)
+    assert static.test() == averaged.test()

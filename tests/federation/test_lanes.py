@@ -1,0 +1,102 @@
+"""Lanes: results depend neither on how many there are, nor on the order of tasks, nor on what ran before."""
+
+import pytest
+import tiny
+import torch
+
+from feddure.federation.engine import Engine
+from feddure.federation.lanes import Lanes, Stopped
+from feddure.methods.base import Method
+
+METHODS = ("fedavg-matched", "fedprox-sl", "feddure")
+
+
+def assert_same_results(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        tiny.assert_equal(one.upload, other.upload)
+        tiny.assert_equal(one.memory, other.memory)
+        tiny.assert_equal(one.records, other.records)
+
+
+def many_tasks(images, method="feddure", **changes):
+    """A round of unequal clients."""
+    experiment = tiny.experiment({"method": method, "clients_per_round": 4, "local_steps": "epoch"} | changes)
+    return tiny.federation(experiment, images).tasks()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_number_of_lanes_and_any_order(images, method):
+    tasks = many_tasks(images, method)
+    assert len({task.steps for task in tasks}) > 1
+    expected = Lanes(torch.device("cpu"), 1).run(tasks)
+    for lanes in (2, 3, 9):
+        assert_same_results(Lanes(torch.device("cpu"), lanes).run(tasks), expected)
+    order = [2, 0, 3, 1]
+    shuffled = Lanes(torch.device("cpu"), 2).run([tasks[index] for index in order])
+    assert_same_results(shuffled, [expected[index] for index in order])
+
+
+def test_a_refilled_lane_equals_a_fresh_one(images):
+    one, *others = many_tasks(images)
+    used = Lanes(torch.device("cpu"), 1)
+    used.run(others)
+    assert_same_results(used.run([one]), Lanes(torch.device("cpu"), 1).run([one]))
+
+
+def test_a_lane_that_was_stopped_in_the_middle_starts_clean(images):
+    tasks = many_tasks(images)
+    lanes = Lanes(torch.device("cpu"), 2)
+    asked = iter([False, False, False, True])
+    lanes.stop = lambda: next(asked)
+    with pytest.raises(Stopped):
+        lanes.run(tasks)
+    lanes.stop = lambda: False
+    assert_same_results(lanes.run(tasks), Lanes(torch.device("cpu"), 1).run(tasks))
+
+
+def test_memory_of_a_client_comes_back_to_it(images):
+    changes = {"feddure.f_reg_memory": "client", "clients_per_round": 4, "method": "feddure"}
+    remembering = tiny.finished(tiny.experiment(changes), images)
+    assert sorted(remembering.memories) == [0, 1, 2, 3]
+    assert not torch.equal(remembering.memories[0]["w"], remembering.memories[1]["w"])
+    forgetful = tiny.finished(tiny.experiment(changes | {"feddure.f_reg_memory": "none"}), images)
+    assert forgetful.memories == {}
+    assert not torch.equal(remembering.state["theta"], forgetful.state["theta"])
+
+
+def test_the_timeline_tells_who_worked_when(images):
+    tasks = many_tasks(images)
+    lanes = Lanes(torch.device("cpu"), 2)
+    lanes.timeline = []
+    lanes.run(tasks)
+    assert sorted(span.client for span in lanes.timeline) == sorted(task.client for task in tasks)
+    assert {span.lane for span in lanes.timeline} == {0, 1}
+    assert all(0 <= span.start <= span.end for span in lanes.timeline)
+
+
+def test_no_task_gives_no_result():
+    assert Lanes(torch.device("cpu"), 3).run([]) == []
+
+
+class Silent(Method):
+    """Learns nothing and says nothing."""
+
+    def step(self, client, batch):
+        pass
+
+
+def test_a_step_may_record_nothing(images):
+    import feddure
+
+    feddure.register_method("silent", Silent)
+    federation = tiny.finished(tiny.experiment(method="silent"), images)
+    assert federation.round == 2
+
+
+def test_engines_do_not_mix_up_data_sets():
+    """A data set that nobody else holds must not lend its identity to the next one."""
+    engine = Engine(tiny.experiment().engine)
+    for seed in range(20):
+        fresh = tiny.dataset(images=8 + 4 * seed)
+        assert len(engine.feed(fresh).labels) == 8 + 4 * seed
+        del fresh

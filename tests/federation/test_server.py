@@ -1,0 +1,105 @@
+"""What the server makes of uploads: means, its own optimisers, averages of the global model."""
+
+import pytest
+import tiny
+import torch
+
+from feddure.config import Server
+from feddure.federation import server
+from feddure.methods.base import weighted_mean
+
+
+def rounds_of(experiment, images):
+    """The global parameters before the first round and after each, and the means of what clients sent."""
+    federation = tiny.federation(experiment, images)
+    models, means = [federation.state["theta"]], []
+    for _ in range(experiment.rounds):
+        tasks = federation.tasks()
+        results = federation.engine.run(tasks)
+        sizes = [owned_images(federation, task.client) for task in tasks]
+        uploads = [result.upload["theta"] for result in results]
+        means.append(sum(size * upload for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes))
+        federation.absorb(tasks, results)
+        models.append(federation.state["theta"])
+    return federation, models, means
+
+
+def owned_images(federation, client):
+    return len(federation.partition.labelled[client]) + len(federation.partition.unlabelled[client])
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_the_mean_itself(images):
+    _, models, means = rounds_of(tiny.experiment(rounds=3), images)
+    for model, mean in zip(models[1:], means, strict=True):
+        close(model, mean)
+
+
+def test_momentum(images):
+    changes = {"server.optimizer": "momentum", "server.learning_rate": 0.7, "server.beta1": 0.6, "rounds": 4}
+    _, models, means = rounds_of(tiny.experiment(changes), images)
+    velocity = torch.zeros_like(models[0])
+    for before, after, mean in zip(models, models[1:], means, strict=False):
+        velocity = 0.6 * velocity + (mean - before)
+        close(after, before + 0.7 * velocity)
+
+
+def test_adam(images):
+    changes = {
+        "server.optimizer": "adam",
+        "server.learning_rate": 0.02,
+        "server.beta1": 0.8,
+        "server.beta2": 0.9,
+        "server.epsilon": 1e-3,
+        "rounds": 4,
+    }
+    _, models, means = rounds_of(tiny.experiment(changes), images)
+    first = second = torch.zeros_like(models[0])
+    for before, after, mean in zip(models, models[1:], means, strict=False):
+        change = mean - before
+        first = 0.8 * first + 0.2 * change
+        second = 0.9 * second + 0.1 * change**2
+        close(after, before + 0.02 * first / (second.sqrt() + 1e-3))
+
+
+def test_the_average_of_the_global_model(images):
+    federation, models, _ = rounds_of(tiny.experiment({"server.ema": 0.8, "rounds": 4}), images)
+    average = models[0]
+    for model in models[1:]:
+        average = 0.8 * average + 0.2 * model
+    close(federation.averaged[0], average)
+    found = federation.test()
+    assert found["test_ema"]["loss"] != found["test"]["loss"]
+
+
+def test_no_average_is_kept_where_none_is_asked_for(images):
+    assert "test_ema" not in tiny.finished(tiny.experiment(), images).test()
+
+
+def test_server_optimisers_leave_statistics_to_the_mean(images):
+    plain = tiny.finished(tiny.experiment(rounds=1), images)
+    other = tiny.finished(tiny.experiment({"rounds": 1, "server.optimizer": "adam"}), images)
+    assert torch.equal(other.state["statistics"], plain.state["statistics"])
+    assert not torch.equal(other.state["theta"], plain.state["theta"])
+
+
+def test_a_mean_is_exact_for_equal_uploads():
+    upload = {"theta": torch.rand(7, dtype=torch.float64)}
+    close(weighted_mean([upload] * 3, [1.0, 5.0, 2.0])["theta"], upload["theta"])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_a_mean_of_tensors_of_any_shape(shape):
+    uploads = [{"value": torch.rand(shape, dtype=torch.float64)} for _ in range(3)]
+    expected = (uploads[0]["value"] + 2 * uploads[1]["value"] + 5 * uploads[2]["value"]) / 8
+    close(weighted_mean(uploads, [1.0, 2.0, 5.0])["value"], expected)
+
+
+def test_moments_start_at_zero():
+    before, mean = torch.zeros(3), torch.tensor([1.0, 2.0, -1.0])
+    after, moments = server.optimise(Server(optimizer="momentum"), before, mean, {})
+    assert torch.equal(after, mean)
+    assert moments.keys() == {"momentum"}
