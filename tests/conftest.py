@@ -1,10 +1,13 @@
 """What all tests share: one thread, a tiny data set, and a skip where there is no GPU."""
 
+import folders
 import pytest
 import tiny
 import torch
 
+from feddure import environment
 from feddure.data.dataset import Dataset
+from feddure.federation import runs
 
 # Networks here are so small that threads cost more than they save, and one thread makes sums repeatable.
 torch.set_num_threads(1)
@@ -19,3 +22,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def images() -> Dataset:
     """160 training and 60 test images of 12 × 12 pixels in four classes."""
     return tiny.dataset()
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without what takes longer than the run: TensorBoard, the report and a question to git."""
+    monkeypatch.setattr(runs, "TensorBoard", folders.Watcher)
+    monkeypatch.setattr(runs, "write_report", lambda run_folders, out: out.write_text("report"))
+    monkeypatch.setattr(environment, "commit", lambda: None)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the long run when nothing interrupts it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "TensorBoard", folders.Watcher)
+        patch.setattr(runs, "write_report", lambda run_folders, out: None)
+        return folders.contents(folders.execute(tmp_path_factory.mktemp("whole"), **folders.LONG).folder)

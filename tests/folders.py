@@ -11,7 +11,7 @@ from feddure.data.dataset import Dataset
 from feddure.federation import checkpoint, runs
 from feddure.tracking.records import Run
 
-IMAGES = tiny.dataset(images=80, tests=20, side=8)
+IMAGES = tiny.dataset(size=80, tests=20, side=8)
 LONG: dict[str, Any] = {
     "rounds": 6,
     "checkpoint_every": 2,

@@ -34,11 +34,11 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def dataset(
-    images: int = 160, tests: int = 60, classes: int = 4, side: int = 12, channels: int = 1, **fields: Any
+    size: int = 160, tests: int = 60, classes: int = 4, side: int = 12, channels: int = 1, **fields: Any
 ) -> Dataset:
     """Noise with one bright band a class, so that there is something to learn."""
-    random = np.random.RandomState(images + side)
-    labels = np.arange(images + tests, dtype=np.int64) % classes
+    random = np.random.RandomState(size + side)
+    labels = np.arange(size + tests, dtype=np.int64) % classes
     pixels = random.randint(0, 120, size=(len(labels), side, side, channels))
     for number, label in enumerate(labels):
         start = label * side // classes
@@ -46,10 +46,10 @@ def dataset(
     pixels = pixels.astype(np.uint8)
     about: dict[str, Any] = {
         "name": "tiny",
-        "images": pixels[:images],
-        "labels": labels[:images],
-        "test_images": pixels[images:],
-        "test_labels": labels[images:],
+        "images": pixels[:size],
+        "labels": labels[:size],
+        "test_images": pixels[size:],
+        "test_labels": labels[size:],
         "classes": tuple("abcdefghij"[:classes]),
         "mean": (0.35,) * channels,
         "std": (0.25,) * channels,

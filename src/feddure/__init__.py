@@ -1,20 +1,26 @@
 """feddure: federated semi-supervised learning, exact, fast and measured.
 
-    import feddure
-    run = feddure.run("aaai24", dataset="cifar10", setting="dir-dir", method="feddure")
-    run.summary, run.metrics, run.model, run.report()
+import feddure
+run = feddure.run("aaai24", dataset="cifar10", setting="dir-dir", method="feddure")
+run.summary, run.metrics, run.model, run.report()
 """
 
-from feddure.api import Run, run
-from feddure.config import Experiment
-from feddure.data import Dataset
-from feddure.data import load as load_dataset
-from feddure.data.batches import Batch, Needs
-from feddure.errors import FeddureError
-from feddure.methods import register as register_method
-from feddure.methods.base import Client, Method, cross_entropy, mean
-from feddure.nn import register as register_network
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from feddure.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from feddure.api import Run, run
+    from feddure.config import Experiment
+    from feddure.data.batches import Batch, Needs
+    from feddure.data.dataset import Dataset
+    from feddure.data.sources import load as load_dataset
+    from feddure.data.sources import register as register_dataset
+    from feddure.errors import FeddureError
+    from feddure.methods import register as register_method
+    from feddure.methods.base import Client, Method, cross_entropy, mean
+    from feddure.nn import register as register_network
 
 __all__ = [
     "Batch",
@@ -29,7 +35,34 @@ __all__ = [
     "cross_entropy",
     "load_dataset",
     "mean",
+    "register_dataset",
     "register_method",
     "register_network",
     "run",
 ]
+
+# Torch takes seconds to import, and `feddure --help` should not: names are found when they are first used.
+_FOUND_IN = {
+    "Batch": "data.batches",
+    "Client": "methods.base",
+    "Dataset": "data.dataset",
+    "Experiment": "config",
+    "FeddureError": "errors",
+    "Method": "methods.base",
+    "Needs": "data.batches",
+    "Run": "api",
+    "cross_entropy": "methods.base",
+    "mean": "methods.base",
+    "run": "api",
+}
+_REGISTERS = {"register_dataset": "data.sources", "register_method": "methods", "register_network": "nn"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FOUND_IN:
+        return getattr(import_module(f"feddure.{_FOUND_IN[name]}"), name)
+    if name in _REGISTERS:
+        return import_module(f"feddure.{_REGISTERS[name]}").register
+    if name == "load_dataset":
+        return import_module("feddure.data.sources").load
+    raise AttributeError(f"module 'feddure' has no attribute '{name}'")

@@ -197,6 +197,11 @@ def about(preset: str) -> str:
     return _read_preset(preset)["about"]
 
 
+def methods(preset: str) -> list[str]:
+    """The methods that a preset compares; none for most."""
+    return _read_preset(preset).get("methods", [])
+
+
 def load(
     preset: str | None = None,
     file: Path | None = None,
@@ -211,7 +216,8 @@ def load(
     if preset is not None:
         tree = _read_preset(preset)
         by_dataset = tree.pop("by_dataset", {})
-        tree.pop("about", None)
+        for key in ("about", "methods"):
+            tree.pop(key, None)
     elif file is not None:
         tree = _read_yaml(file)
     overrides = {key: value for key, value in (changes or {}).items() if value is not None}

@@ -33,14 +33,14 @@ def describe() -> dict[str, str | int | None]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from, where it runs from one."""
+    """The commit of the source tree this package runs from; elsewhere, what FEDDURE_COMMIT says."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return os.environ.get("FEDDURE_COMMIT")
-    done = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-    )
-    return done.stdout.strip() or None
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return os.environ.get("FEDDURE_COMMIT")
 
 
 def _cpu() -> str:

@@ -30,12 +30,13 @@ def small(*arguments):
 def test_json_and_files_say_the_same_and_other_files_stay(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "theory.md").write_text("old")
-    report = json.loads(small("--out", tmp_path, "--json"))
+    report = json.loads(small("--out", tmp_path, "--e", 8, "--json"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", *FILES]
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert json.loads((tmp_path / "theory.json").read_text()) == report
 
     assert report["settings"]["largest"] == 128
+    assert report["settings"]["e"] == 8
     assert [found["theorem"] for found in report["findings"]] == [1, 1, 1, 1, 2, 2, 2]
     page = (tmp_path / "theory.md").read_text()
     assert all(found["verdict"] in page for found in report["findings"])
@@ -59,6 +60,12 @@ def test_the_table_names_slopes_controls_and_files(tmp_path, monkeypatch):
 def test_a_size_that_is_no_power_of_two_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(ConfigError, match="--largest 1000: expected a power of two"):
         invoke("--largest", 1000, "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_e_must_be_above_zero(tmp_path):
+    with pytest.raises(ConfigError, match="--e 0: expected a number above 0"):
+        invoke("--e", 0, "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

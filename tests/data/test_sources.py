@@ -89,12 +89,12 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_data:absent", "own_data has no function 'absent'"),
-        ("own_data:number", "own_data has no function 'number'"),
+        ("own_data:absent", "own_data has no class or function 'absent'"),
+        ("own_data:number", "own_data has no class or function 'number'"),
         ("own_data:wrong_type", "returned a list, expected a Dataset"),
         ("no_such_module_here:f", "cannot import no_such_module_here"),
         ("fodler:/some/where", "folder:PATH"),
-        ("own_data:", "package.module:function"),
+        ("own_data:", "package.module:name"),
     ],
 )
 def test_mistakes_in_a_function_name_are_explained(

@@ -97,6 +97,6 @@ def test_engines_do_not_mix_up_data_sets():
     """A data set that nobody else holds must not lend its identity to the next one."""
     engine = Engine(tiny.experiment().engine)
     for seed in range(20):
-        fresh = tiny.dataset(images=8 + 4 * seed)
+        fresh = tiny.dataset(size=8 + 4 * seed)
         assert len(engine.feed(fresh).labels) == 8 + 4 * seed
         del fresh

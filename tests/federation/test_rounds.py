@@ -96,12 +96,12 @@ def test_memory_of_a_client_that_was_left_out_is_not_kept(images):
 
 def site_dataset():
     """Site a has both kinds of images, b only labelled ones, c only unlabelled ones of unknown class."""
-    known = tiny.dataset(images=60)
+    known = tiny.dataset(size=60)
     labels = known.labels.copy()
     site = np.repeat(np.arange(3), 20)
     labels[site == 2] = UNKNOWN
     labels[:8] = UNKNOWN
-    return tiny.dataset(images=60, labels=labels, labelled=labels != UNKNOWN, sites=("a", "b", "c"), site=site)
+    return tiny.dataset(size=60, labels=labels, labelled=labels != UNKNOWN, sites=("a", "b", "c"), site=site)
 
 
 SITES = {"partition.setting": "sites", "partition.labels_per_class": None, "clients_per_round": 3}

@@ -146,9 +146,9 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"method": "fedmagic"}, "method: 'fedmagic' is not known"),
-        ({"model": "resnet1000"}, "model: 'resnet1000' is not known"),
-        ({"method": "no.such.module:Thing"}, "cannot be imported"),
+        ({"method": "fedmagic"}, "method.*'fedmagic'.* fedavg"),
+        ({"model": "resnet1000"}, "model.*'resnet1000'.* resnet9"),
+        ({"method": "no.such.module:Thing"}, r"no\.such\.module"),
         ({"partition.setting": "sites"}, "sites"),
         ({"partition.labels_per_class": 400}, "labels"),
         pytest.param(
@@ -177,7 +177,7 @@ def test_resuming_with_another_configuration_is_refused(tmp_path):
 
 def test_resuming_with_other_images_is_refused(tmp_path):
     folder = execute(tmp_path / "run").folder
-    refused(DataError, "fingerprint", folder, resume=True, images=tiny.dataset(images=164))
+    refused(DataError, "fingerprint", folder, resume=True, images=tiny.dataset(size=164))
 
 
 def test_a_damaged_configuration_is_named(tmp_path):

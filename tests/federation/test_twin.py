@@ -60,7 +60,7 @@ def test_cutout_of_labelled_images(images):
 
 
 def test_the_residual_network():
-    colour = tiny.dataset(images=100, channels=3, side=16)
+    colour = tiny.dataset(size=100, channels=3, side=16)
     experiment = tiny.experiment(model="resnet9-slim", labelled_batch=4, clients_per_round=2)
     assert_rounds_agree(experiment, colour)
 
@@ -70,7 +70,7 @@ def test_one_epoch_of_unlabelled_images_counts_the_steps(images):
 
 
 def test_federations_on_one_engine_equal_each_alone(images):
-    other_images = tiny.dataset(images=120, channels=3)
+    other_images = tiny.dataset(size=120, channels=3)
     wanted = [
         (tiny.experiment(), images),
         (tiny.experiment(seed=7), images),

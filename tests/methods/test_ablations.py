@@ -4,6 +4,8 @@ from itertools import combinations
 
 import pytest
 import torch
+
+from feddure.methods import METHODS
 from oracle.client import confident, cross_entropy
 from oracle.feddure_twin import CReg, FReg, RunningMean
 from oracle.pairing import (
@@ -21,8 +23,6 @@ from oracle.pairing import (
     twin_step,
     upload_of,
 )
-
-from feddure.methods import METHODS
 
 REGULATED = ["f-reg", "c-reg", "avg-f-reg", "avg-c-reg"]
 OTHERS = [name for name in TWINS if name != "feddure"]
@@ -134,7 +134,9 @@ def test_an_ablation_keeps_only_its_regulator(method, parts):
 def test_f_reg_memory_changes_nothing_where_no_f_reg_is_the_clients_own(method):
     states = []
     for memory in ("none", "client"):
-        federation = federation_of(experiment_of(method, feddure__f_reg_memory=memory, clients_per_round=4, local_steps=1))
+        federation = federation_of(
+            experiment_of(method, feddure__f_reg_memory=memory, clients_per_round=4, local_steps=1)
+        )
         for _ in range(2):
             tasks = federation.tasks()
             federation.absorb(tasks, federation.engine.run(tasks))
@@ -149,7 +151,9 @@ def test_f_reg_alone_remembers_too():
     tasks = federation.tasks()
     results = federation.engine.run(tasks)
     federation.absorb(tasks, results)
-    assert_same_round(federation, {task.client: result.memory["w"] for task, result in zip(tasks, results, strict=True)})
+    assert_same_round(
+        federation, {task.client: result.memory["w"] for task, result in zip(tasks, results, strict=True)}
+    )
 
 
 # --- the means of earlier rounds ------------------------------------------------------------------------------

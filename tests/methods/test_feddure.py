@@ -5,6 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feddure.nn import register
 from oracle.feddure_twin import FedDure, Regulated
 from oracle.pairing import (
     assert_same,
@@ -21,10 +25,6 @@ from oracle.pairing import (
     twin_step,
     w_of,
 )
-from torch import Tensor, nn
-from torch.func import functional_call
-
-from feddure.nn import register
 
 
 def one_step(twin_class=None, steps=1, **changes):
@@ -101,7 +101,16 @@ def smooth_network(channels: int, classes: int) -> nn.Module:
     )
 
 
+def network_that_shares_a_layer(channels: int, classes: int) -> nn.Module:
+    """One ReLU object in two places, as people write it."""
+    relu = nn.ReLU()
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, stride=2), relu, nn.Conv2d(6, 6, 3), relu, nn.Flatten(), nn.Linear(54, classes)
+    )
+
+
 register("smooth", smooth_network)
+register("shares-a-layer", network_that_shares_a_layer)
 
 
 def f_reg_gradients(**changes) -> tuple[Tensor, Tensor]:
@@ -117,7 +126,9 @@ def f_reg_gradients(**changes) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("h_gradient", ["full", "detached"])
 @pytest.mark.parametrize("f_reg_input", ["softmax", "logits"])
-@pytest.mark.parametrize(("model", "norm"), [("cnn", "batch"), ("cnn", "group"), ("smooth", "batch")])
+@pytest.mark.parametrize(
+    ("model", "norm"), [("cnn", "batch"), ("cnn", "group"), ("smooth", "batch"), ("shares-a-layer", "batch")]
+)
 def test_f_reg_gradient_equals_double_backward(model, norm, h_gradient, f_reg_input):
     found, expected = f_reg_gradients(
         model=model, norm=norm, feddure__h_gradient=h_gradient, feddure__f_reg_input=f_reg_input

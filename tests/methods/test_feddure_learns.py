@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle.pairing import CLASSES, client_of, experiment_of, federation_of, flat_of, module_of
 from torch import Tensor
 
 from feddure.data.batches import Batch
 from feddure.federation.lanes import Task
 from feddure.federation.rounds import Federation
+from oracle.pairing import CLASSES, client_of, experiment_of, federation_of, flat_of, module_of
 
 
 def images_of(labels: Tensor, noise: float, seed: int) -> Tensor:

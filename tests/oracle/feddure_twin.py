@@ -7,6 +7,8 @@ regulator F-reg (a small perceptron). Equation numbers are the paper's.
 import copy
 
 import torch
+from torch import Tensor, nn
+
 from oracle.client import (
     Client,
     Named,
@@ -18,7 +20,6 @@ from oracle.client import (
     trained,
     virtual_step,
 )
-from torch import Tensor, nn
 
 
 def new_f_reg(classes: int) -> nn.Sequential:
@@ -55,7 +56,14 @@ class Regulated(Client):
         return probe(model, parameters, images)
 
     def train_f_reg(
-        self, f_reg: nn.Module, adam: torch.optim.Adam, model: nn.Module, x: Tensor, y: Tensor, strong: Tensor, pseudo: Tensor
+        self,
+        f_reg: nn.Module,
+        adam: torch.optim.Adam,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        strong: Tensor,
+        pseudo: Tensor,
     ) -> None:
         """Eqs. 4 and 5: a virtual step of `model`, then w moves to where that step helps labelled images."""
         parameters = trained(model)
@@ -160,9 +168,7 @@ class CReg(Regulated):
         self.masked_step(self.phi, self.phi_adam, mask, strong, pseudo)
         return self.reward(before, self.labelled_loss(self.phi, parameters, x, y))
 
-    def masked_step(
-        self, phi: nn.Module, adam: torch.optim.Adam, mask: Tensor, strong: Tensor, pseudo: Tensor
-    ) -> None:
+    def masked_step(self, phi: nn.Module, adam: torch.optim.Adam, mask: Tensor, strong: Tensor, pseudo: Tensor) -> None:
         """Eq. 2 with the mask as H."""
         logits = self.pass_of_regulator(phi, trained(phi), strong)
         adam_step(adam, (mask * cross_entropy(pseudo, logits)).mean())

@@ -1,7 +1,8 @@
 """Textbook twins of FixMatch (Sohn et al., 2020) and UDA (Xie et al., 2020) on one client."""
 
-from oracle.client import Client, Named, confident, cross_entropy
 from torch import Tensor
+
+from oracle.client import Client, Named, confident, cross_entropy
 
 
 class FixMatch(Client):

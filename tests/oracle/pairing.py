@@ -5,10 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracle.client import Client as Twin
-from oracle.client import Settings
-from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg
-from oracle.fixmatch_twin import UDA, FixMatch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -21,6 +17,10 @@ from feddure.federation.lanes import Task
 from feddure.federation.rounds import Federation
 from feddure.methods import Client
 from feddure.nn import regulator
+from oracle.client import Client as Twin
+from oracle.client import Settings
+from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg
+from oracle.fixmatch_twin import UDA, FixMatch
 
 CLASSES = 4
 FIXMATCH = {"fedavg-fixmatch": FixMatch, "fedprox-fixmatch": FixMatch, "baseline+maml": MAML}

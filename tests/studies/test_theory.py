@@ -101,9 +101,9 @@ def test_the_gradient_carries_the_factor_eta_s(starts):
         mathematics.take_step(theta, phi, w, client, column(eta_s), column(0.0)).meta_gradient
         for eta_s in (1e-6, 2e-6, 1e-5)
     )
-    torch.testing.assert_close(double, 2 * small, rtol=1e-3, atol=1e-12)
-    torch.testing.assert_close(tenfold, 10 * small, rtol=1e-3, atol=1e-12)
     assert small.norm() > 0
+    assert (double - 2 * small).norm() < 1e-4 * small.norm()
+    assert (tenfold - 10 * small).norm() < 1e-3 * small.norm()
 
 
 def test_hard_pseudo_labels_leave_nothing_to_differentiate(starts):
@@ -116,7 +116,7 @@ def test_hard_pseudo_labels_leave_nothing_to_differentiate(starts):
 
 
 def test_moving_theta_under_hard_labels_changes_not_a_single_bit_until_a_label_flips(starts):
-    found = theory.perturb(starts)
+    found = theory.perturb(starts, e=16)
     assert [p.radius for p in found] == list(theory.RADII)
     assert [p.hard for p in found] == [0.0] * len(found)
     assert found[0].flips == 0
@@ -143,7 +143,7 @@ def test_the_largest_curvature_of_a_quadratic_is_its_largest_absolute_eigenvalue
 
 
 def test_the_steps_keep_the_theorems_conditions(starts, study):
-    constants = theory.pilot(starts)
+    constants = theory.pilot(starts, e=16)
     assert constants.c_theta / theory.SMALLEST**0.5 == pytest.approx(1 / constants.L_theta)
     assert constants.c_w / theory.SMALLEST**0.5 == pytest.approx(1 / constants.L_losses)
     for record in records(study, schedule=PAPER, arm=MOVING):
@@ -233,9 +233,10 @@ def test_verdicts_follow_the_slopes():
     assert "earns it" in theory_findings.bound_verdict(falls, level)
     assert "it falls, but more slowly" in theory_findings.bound_verdict(creeps, level)
     assert "it grows; with θ frozen it keeps the rate" in theory_findings.bound_verdict(grows, falls)
-    assert "plain gradient descent" in theory_findings.limit_verdict(falls, falls, 0.001)
-    assert "F-reg or θ does it" in theory_findings.limit_verdict(falls, level, 0.001)
-    assert "does not tend to zero: it stays level, and 4 %" in theory_findings.limit_verdict(level, level, 0.04)
+    assert "plain gradient descent" in theory_findings.limit_verdict(falls, falls, 0.001, "t")
+    assert "F-reg or θ does it" in theory_findings.limit_verdict(falls, level, 0.001, "t")
+    assert "is open: it falls, but more slowly than 1/√t" in theory_findings.limit_verdict(creeps, level, 0.3, "t")
+    assert "does not tend to zero: it stays level, and 4 %" in theory_findings.limit_verdict(level, level, 0.04, "T")
     assert "not a fit" in theory_findings.weights_verdict(falls, grows)
     assert "C-reg fits" in theory_findings.weights_verdict(falls, falls)
     assert "less the larger T" in theory_findings.way_verdict(creeps, grows)
@@ -260,7 +261,7 @@ def test_the_largest_t_is_a_power_of_two(largest):
         theory.horizons(largest)
 
 
-def test_the_number_of_threads_is_given_back(study):
+def test_the_number_of_threads_is_given_back():
     before = torch.get_num_threads()
     with pytest.raises(RuntimeError, match="stop"):
         theory.measure(128, 1, progress=_stop)

@@ -23,6 +23,7 @@ def theory(
         int, typer.Option("--largest", metavar="T", help="The largest T, a power of two from 128; the least is 64.")
     ] = 4096,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: images and starting points.")] = 3,
+    e: Annotated[float, typer.Option("--e", help="The theorems' constant e (and k) in η_s = min(1, e/T).")] = 16.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Measure the paper's two theorems on a small smooth network, each beside a control.
@@ -36,6 +37,7 @@ def theory(
     ```text
     feddure theory                                   # a few minutes on one core
     feddure theory --largest 512 --seeds 1           # a quick look
+    feddure theory --e 4 --out runs/theory-e4        # do the verdicts depend on e?
     feddure theory --out runs/theory-5 --seeds 5 --json > findings.json
     ```
     """
@@ -43,12 +45,16 @@ def theory(
     from feddure.studies import theory_report
 
     study.horizons(largest)
+    if not 0 < e < float("inf"):
+        raise ConfigError(f"--e {e:g}: expected a number above 0, for example 16")
     _make_folder(out)
     columns = TextColumn("lane steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        measured = study.measure(largest, seeds, lambda done, total: bar.update(task, completed=done, total=total))
+        measured = study.measure(
+            largest, seeds, e, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
     report = theory_report.summary(measured)
     theory_report.write(measured, out, report)
     if as_json:

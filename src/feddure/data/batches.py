@@ -88,10 +88,10 @@ class Feed:
         self.device = device
         self.dtype = dtype
         self.side = dataset.shape[0]
-        self.images = torch.from_numpy(dataset.images).to(device)
-        self.labels = torch.from_numpy(dataset.labels).to(device)
-        self.test_images = torch.from_numpy(dataset.test_images).to(device)
-        self.test_labels = torch.from_numpy(dataset.test_labels).to(device)
+        self.images = _tensor(dataset.images).to(device)
+        self.labels = _tensor(dataset.labels).to(device)
+        self.test_images = _tensor(dataset.test_images).to(device)
+        self.test_labels = _tensor(dataset.test_labels).to(device)
         self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
 
     def test_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -167,6 +167,11 @@ class Feed:
 
     def _upload(self, index: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(self.device, non_blocking=True)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """The array's own memory, unless PyTorch cannot share it: read-only or running backwards."""
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
 class _Pile:

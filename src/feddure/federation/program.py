@@ -8,11 +8,14 @@ import json
 import warnings
 from collections.abc import Callable
 
+import torch
+from torch.nn import Module
+
 from feddure import methods, nn
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
-from feddure.errors import FeddureWarning
+from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn.network import Network
 
 _NOT_IN_A_STEP = {
@@ -70,7 +73,30 @@ def _first_line(error: Exception) -> str:
 
 def make_network(experiment: Experiment, dataset: Dataset, device, precision: str, compiled: bool) -> Network:
     """The experiment's network without its weights."""
-    return Network(new_module(experiment, dataset), device, precision, compiled)
+    module = new_module(experiment, dataset)
+    _expect_logits(module, experiment.model, dataset)
+    return Network(module, device, precision, compiled)
+
+
+def _expect_logits(module: Module, name: str, dataset: Dataset) -> None:
+    """Try two black images: what a network cannot do is better said now than from inside a round."""
+    if not isinstance(module, Module):
+        raise ConfigError(f"model '{name}' made a {type(module).__name__}, expected a torch.nn.Module")
+    (height, width, channels), classes = dataset.shape, len(dataset.classes)
+    try:
+        with torch.no_grad():
+            dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+            logits = module.eval()(torch.zeros(2, channels, height, width, dtype=dtype))
+    except Exception as error:
+        raise ConfigError(
+            f"model '{name}' cannot take images of {height} × {width} pixels with {channels} channels "
+            f"({_first_line(error)}); use another network or another size of images"
+        ) from error
+    finally:
+        module.train()
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError(f"model '{name}' gave {found} for two images, expected logits [2, {classes}]")
 
 
 def new_module(experiment: Experiment, dataset: Dataset):

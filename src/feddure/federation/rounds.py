@@ -13,8 +13,9 @@ from feddure import draws, methods
 from feddure.config import Experiment
 from feddure.data.batches import Order
 from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.geometry import PADDING
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, FeddureWarning
+from feddure.errors import ConfigError, DataError, FeddureWarning
 from feddure.federation import server
 from feddure.federation.diagnostics import diagnose
 from feddure.federation.engine import Engine
@@ -35,6 +36,7 @@ class Federation:
         self.dataset = dataset
         self.partition = partition
         self.engine = engine
+        _expect_squares(dataset)
         self.program = engine.program(experiment, dataset)
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
         _expect_labels(self.method, dataset)
@@ -208,6 +210,15 @@ def run(federations: Sequence[Federation], engine: Engine, observers: Sequence[O
             for observer in observers:
                 observer.round_done(federation, record, seconds)
         active = [f for f in active if f.round < f.experiment.rounds]
+
+
+def _expect_squares(dataset: Dataset) -> None:
+    height, width, _ = dataset.shape
+    if height != width or height <= PADDING:
+        raise DataError(
+            f"data set '{dataset.name}': images are {height} × {width} pixels, expected squares of "
+            f"{PADDING + 1} × {PADDING + 1} or more"
+        )
 
 
 def _expect_labels(method: Method, dataset: Dataset) -> None:

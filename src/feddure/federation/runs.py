@@ -1,9 +1,13 @@
-"""A run: one experiment in a folder of its own, from the first round to the report, or from where it stopped."""
+"""A run: one experiment in a folder of its own, from the first round to the report, or from where it stopped.
+
+Several runs can share an engine: `prepare` makes their federations, `complete` trains them side by side.
+"""
 
 import json
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,10 +23,10 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import RunError
+from feddure.errors import ConfigError, RunError
 from feddure.federation import checkpoint
 from feddure.federation.engine import Engine
-from feddure.federation.lanes import Stopped
+from feddure.federation.lanes import Result, Stopped, Task
 from feddure.federation.rounds import Federation, Observer, run
 from feddure.files import write_whole
 from feddure.tracking import records
@@ -34,12 +38,11 @@ PARTITION_FILE, MODEL_FILE, REPORT_FILE = "partition.npz", "model.safetensors", 
 
 
 class Interrupted(RunError):
-    """A signal ended the run early; it can be resumed."""
+    """A signal ended the work early; it can be resumed."""
 
-    def __init__(self, folder: Path, round_number: int, number: int):
-        super().__init__(
-            f"stopped after round {round_number}; the state is in {folder}\ngo on with: {_resume_command(folder)}"
-        )
+    def __init__(self, folder: Path, round_number: int, number: int, command: str = "run"):
+        go_on = _resume_command(folder, command)
+        super().__init__(f"stopped after round {round_number}; the state is in {folder}\ngo on with: {go_on}")
         self.exit_code = 128 + number
 
 
@@ -47,31 +50,53 @@ def execute(
     experiment: Experiment, dataset: Dataset, folder: Path, resume: bool = False, progress: bool = True
 ) -> records.Run:
     """Run an experiment into `folder`; with `resume`, from the folder's last checkpoint."""
-    _check_folder(experiment, folder, resume)
-    engine = Engine(experiment.engine)
-    federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine)
-    checkpoint.read(federation, folder)
-    _open_folder(federation, folder)  # the first thing written: what cannot be run leaves nothing behind
-    written: list[Observer] = [
-        _Recorder(federation, folder),
-        TensorBoard(folder, federation, dataset.classes),  # type: ignore[list-item]
-        checkpoint.Checkpoints(federation, folder),
-    ]
-    observers: list[Observer] = [_OnDisk(folder, written)]
+    return complete(prepare([experiment], dataset, [folder], resume), folder, progress=progress)[0]
+
+
+def prepare(
+    experiments: Sequence[Experiment], dataset: Dataset, folders: Sequence[Path], resume: bool = False
+) -> "list[Member]":
+    """Federations that share an engine, each as its folder's last checkpoint left it; nothing is written yet."""
+    for experiment, folder in zip(experiments, folders, strict=True):
+        check_folder(experiment, folder, resume)
+        if experiment.engine != experiments[0].engine:
+            raise ConfigError("runs that share an engine were given with different engine options: give all the same")
+    engine = _SharedEngine(experiments[0].engine)
+    for experiment, folder in zip(experiments, folders, strict=True):
+        member = Member(experiment, dataset, _partition(experiment, dataset, folder), engine, folder)
+        checkpoint.read(member, folder)
+        engine.members.append(member)
+    return engine.members
+
+
+def complete(members: "Sequence[Member]", home: Path, command: str = "run", progress: bool = True) -> list[records.Run]:
+    """Train members to their last rounds, and write models and reports; `feddure COMMAND --out HOME` can resume."""
+    for member in members:
+        _open_folder(member)  # the first thing written: what cannot be run leaves nothing behind
+    observers: list[Observer] = [_OnDisk(member, _resume_command(home, command)) for member in members]
     if progress:
-        observers.append(console_observer([federation]))  # type: ignore[arg-type]
+        observers.append(console_observer(members))  # type: ignore[arg-type]
+    engine = members[0].engine
     with _stopping() as stop, ExitStack() as closing:
         for observer in observers:
             closing.callback(observer.close)
         engine.lanes.stop = stop
         try:
-            run([federation], engine, observers)
+            run(members, engine, observers)
         except Stopped:
-            checkpoint.write(federation, folder)
-            raise Interrupted(folder, federation.round, stop.signal) from None
-    write_whole(folder / MODEL_FILE, _model(federation), RunError)
-    write_report([folder], folder / REPORT_FILE)
-    return records.read_run(folder)
+            for member in members:
+                checkpoint.write(member, member.folder)
+            reached = min(member.round for member in members if not member.done)
+            raise Interrupted(home, reached, stop.signal, command) from None
+    for member in members:
+        write_whole(member.folder / MODEL_FILE, _model(member), RunError)
+        write_report([member.folder], member.folder / REPORT_FILE)
+    return [records.read_run(member.folder) for member in members]
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder holds all that the run leaves."""
+    return all((folder / name).exists() for name in (records.CONFIG, MODEL_FILE, REPORT_FILE))
 
 
 def read_config(folder: Path) -> Experiment | None:
@@ -107,14 +132,75 @@ def summarise_partition(partition: Partition, dataset: Dataset) -> dict[str, Any
     }
 
 
+class Member(Federation):
+    """A run's federation with its folder, and the time of its own work while it shares an engine with others."""
+
+    def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine, folder: Path):
+        super().__init__(experiment, dataset, partition, engine)
+        self.folder = folder
+        self.issued: list[Task] = []
+        self.seconds = 0.0  # of its round under way
+        self.shared_by = 1  # members whose training the seconds include, as lanes work for all of them at once
+
+    @property
+    def done(self) -> bool:
+        return self.round >= self.experiment.rounds
+
+    def tasks(self) -> list[Task]:
+        self.seconds = 0.0
+        with self.clocked():
+            self.issued = super().tasks()
+        return self.issued
+
+    def absorb(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
+        with self.clocked():
+            return super().absorb(tasks, results)
+
+    def test(self) -> dict:
+        with self.clocked():
+            return super().test()
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """Count the time of what is done here as this member's."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
+
+class _SharedEngine(Engine):
+    """An engine that tells members how long their tasks took.
+
+    A single lane does one thing at a time, so there each member's own time is measured. Several lanes work for all
+    members at once: there the time is that of all their tasks.
+    """
+
+    def __init__(self, options: config.Engine):
+        super().__init__(options)
+        self.members: list[Member] = []
+
+    def run(self, tasks: list[Task]) -> list[Result]:
+        active = [member for member in self.members if not member.done]
+        apart = [[member] for member in active] if self.lanes.limit == 1 else [active]
+        results: list[Result] = []
+        for group in apart:
+            began = time.perf_counter()
+            results += super().run([task for member in group for task in member.issued])
+            for member in group:
+                member.seconds += time.perf_counter() - began
+                member.shared_by = len(group)
+        return results
+
+
 class _Recorder(Observer):
     """metrics.jsonl and timing.jsonl."""
 
-    def __init__(self, federation: Federation, folder: Path):
-        self._metrics = records.Writer(folder / records.METRICS)
-        self._timing = records.Writer(folder / records.TIMING)
+    def __init__(self, member: Member):
+        self._member = member
+        self._metrics = records.Writer(member.folder / records.METRICS)
+        self._timing = records.Writer(member.folder / records.TIMING)
         for writer in (self._metrics, self._timing):
-            writer.keep(federation.round)
+            writer.keep(member.round)
 
     def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
         self._metrics.write(record)
@@ -124,6 +210,7 @@ class _Recorder(Observer):
                 "seconds": seconds,
                 "clients": len(record["clients"]),
                 "steps": sum(record["steps"]),
+                "shared_by": self._member.shared_by,
             }
         )
 
@@ -133,16 +220,23 @@ class _Recorder(Observer):
 
 
 class _OnDisk(Observer):
-    """The observers that write files; a full disk ends the run with a message, and the last checkpoint stays."""
+    """What writes a member's files; a full disk ends the run with a message, and the last checkpoint stays."""
 
-    def __init__(self, folder: Path, observers: Sequence[Observer]):
-        self._folder = folder
-        self._observers = observers
+    def __init__(self, member: Member, go_on: str):
+        self._member = member
+        self._go_on = go_on
+        self._observers: list[Observer] = [
+            _Recorder(member),
+            TensorBoard(member.folder, member, member.dataset.classes),  # type: ignore[list-item]
+            checkpoint.Checkpoints(member, member.folder),
+        ]
 
     def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
+        if federation is not self._member:
+            return
         with self._explained():
             for observer in self._observers:
-                observer.round_done(federation, record, seconds)
+                observer.round_done(federation, record, self._member.seconds)
 
     def close(self) -> None:
         with self._explained(), ExitStack() as closing:
@@ -155,8 +249,8 @@ class _OnDisk(Observer):
             yield
         except OSError as problem:
             raise RunError(
-                f"{self._folder}: cannot be written ({problem.strerror}); the last checkpoint is whole, "
-                f"go on from it with: {_resume_command(self._folder)}"
+                f"{self._member.folder}: cannot be written ({problem.strerror}); the last checkpoint is whole, "
+                f"go on from it with: {self._go_on}"
             ) from None
 
 
@@ -188,7 +282,7 @@ def _stopping() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
+def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     """Refuse a folder that this run must not write to."""
     present = read_config(folder)
     if present is None:
@@ -203,19 +297,20 @@ def _check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
 
 
-def _open_folder(federation: Federation, folder: Path) -> None:
+def _open_folder(member: Member) -> None:
     """Write what a run starts with; what an earlier start wrote stays."""
+    folder = member.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
     if not (folder / records.CONFIG).exists():
-        write_whole(folder / records.CONFIG, federation.experiment.to_yaml().encode(), RunError)
+        write_whole(folder / records.CONFIG, member.experiment.to_yaml().encode(), RunError)
     if not (folder / PARTITION_FILE).exists():
-        federation.partition.save(folder / PARTITION_FILE)
+        member.partition.save(folder / PARTITION_FILE)
     if not (folder / records.PARTITION).exists():
-        _write_json(folder / records.PARTITION, summarise_partition(federation.partition, federation.dataset))
-    device = str(federation.engine.device)
+        _write_json(folder / records.PARTITION, summarise_partition(member.partition, member.dataset))
+    device = str(member.engine.device)
     _write_json(folder / records.ENVIRONMENT, environment.describe() | {"device": device})
 
 
@@ -241,8 +336,8 @@ def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partit
     return partitions.make(dataset, experiment.partition, experiment.partition_seed)
 
 
-def _resume_command(folder: Path) -> str:
-    return f"feddure run --out {shlex.quote(str(folder))} --resume"
+def _resume_command(folder: Path, command: str) -> str:
+    return f"feddure {command} --out {shlex.quote(str(folder))} --resume"
 
 
 def _model(federation: Federation) -> bytes:

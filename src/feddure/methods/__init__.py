@@ -1,5 +1,6 @@
 """Methods by name; a researcher's own by registration or import path."""
 
+from feddure import plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.methods.ablations import AvgCReg, AvgFReg, BaselineMAML, CReg, FReg
@@ -9,7 +10,6 @@ from feddure.methods.feddure import FedDure
 from feddure.methods.fedmatch import FedMatch
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
-from feddure.nn import import_by_path
 
 _BUILT_IN: tuple[type[Method], ...] = (
     *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
@@ -26,7 +26,7 @@ def register(name: str, method: type[Method]) -> None:
 
 def make(experiment: Experiment) -> Method:
     """The method an experiment names."""
-    found = METHODS.get(experiment.method) or import_by_path(experiment.method, "method", list(METHODS))
+    found = METHODS.get(experiment.method) or plugins.find(experiment.method, "method", METHODS, ConfigError)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"method: '{experiment.method}' is not a subclass of feddure.Method")
     return found(experiment)

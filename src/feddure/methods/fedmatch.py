@@ -92,7 +92,7 @@ class FedMatch(Method):
             losses, inter, mask, pseudo = self.learn_psi(client, batch)
         else:
             losses = mask = client.theta.new_zeros(0)
-            inter, pseudo = client.theta.new_zeros(()), batch.truth
+            inter, pseudo = client.theta.new_zeros(()), batch.labels[:0]
         return {**record(supervised, losses, mask, pseudo), "loss_inter_client": inter.detach()}
 
     def learn_psi(self, client: Client, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

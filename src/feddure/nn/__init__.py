@@ -1,12 +1,11 @@
 """Networks: the built-in ones by name, a user's own by import path."""
 
-import importlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from feddure import plugins
 from feddure.errors import ConfigError
 from feddure.nn import normalisation
 from feddure.nn.cnn import SmallCNN
@@ -37,19 +36,6 @@ def make(name: str, channels: int, classes: int, norm: str, seed: int) -> nn.Mod
         if name in NETWORKS:
             module = NETWORKS[name](channels, classes, norm)
         else:
-            maker = _REGISTERED.get(name) or import_by_path(name, "model", [*NETWORKS, *_REGISTERED])
+            maker = _REGISTERED.get(name) or plugins.find(name, "model", [*NETWORKS, *_REGISTERED], ConfigError)
             module = maker(channels=channels, classes=classes)
         return normalisation.remove(module) if norm == "none" else module
-
-
-def import_by_path(path: str, field: str, known: list[str]) -> Any:
-    """The object that `package.module:name` names, or an error that says what the field accepts."""
-    module, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"{field}: '{path}' is not known; use one of {', '.join(known)}, or package.module:Name")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ConfigError(f"{field}: '{module}' cannot be imported ({error})") from None
-    except AttributeError:
-        raise ConfigError(f"{field}: module '{module}' has no '{name}'") from None

@@ -22,7 +22,10 @@ def remove(module: nn.Module) -> nn.Module:
     Biases stay in the state, at zero, and are not trained. Nothing else now keeps the signal from fading from layer
     to layer, so that weights are drawn anew with variance 1 / fan-in.
     """
-    _replace(module)
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, _LAYERS):
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, nn.Identity())
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.rpartition(".")[2] == "bias":
@@ -30,11 +33,3 @@ def remove(module: nn.Module) -> nn.Module:
             elif parameter.dim() >= 2:
                 nn.init.kaiming_normal_(parameter, nonlinearity="linear")
     return module
-
-
-def _replace(module: nn.Module) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, _LAYERS):
-            setattr(module, name, nn.Identity())
-        else:
-            _replace(child)

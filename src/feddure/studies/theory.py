@@ -22,7 +22,7 @@ from feddure.studies.theory_mathematics import Client, Start
 
 SMALLEST = 64
 """The least T; c is chosen so that c/√T ≤ 1/L already here."""
-E = 16.0
+DEFAULT_E = 16.0
 """The theorems' constants e and k: the sum of η_s over a run."""
 HEADROOM = 2.0
 """L is this many times the largest curvature met by the pilot run."""
@@ -111,22 +111,27 @@ def horizons(largest: int) -> list[int]:
     return [2**power for power in range(int(math.log2(SMALLEST)), int(math.log2(largest)) + 1)]
 
 
-def measure(largest: int = 4096, seeds: int = 3, progress: Progress = lambda done, total: None) -> Study:
+def measure(
+    largest: int = 4096,
+    seeds: int = 3,
+    e: float = DEFAULT_E,
+    progress: Progress = lambda done, total: None,
+) -> Study:
     """Run everything; `progress` hears how many of all lane steps are done."""
     ladder = horizons(largest)
     dataset = data.load("fashion-mini")
     with _one_thread():
         starts = [mathematics.make_start(dataset, seed) for seed in range(seeds)]
-        constants = pilot(starts)
+        constants = pilot(starts, e)
         records, met = _run(_lanes(ladder, seeds, constants), starts, progress)
-        return Study(largest, seeds, constants, met, records, perturb(starts))
+        return Study(largest, seeds, constants, met, records, perturb(starts, e))
 
 
-def pilot(starts: list[Start]) -> Constants:
+def pilot(starts: list[Start], e: float) -> Constants:
     """Choose c for the least T: with θ and w frozen, meet the curvatures on C-reg's way, and leave headroom."""
     client, theta, w = mathematics.stack(starts)
     phi = theta
-    eta_s = torch.full((len(starts), 1), min(1.0, E / SMALLEST), dtype=torch.float64)
+    eta_s = torch.full((len(starts), 1), min(1.0, e / SMALLEST), dtype=torch.float64)
     met = []
     for step in range(SMALLEST + 1):
         if step in _PILOT_STOPS:
@@ -134,12 +139,12 @@ def pilot(starts: list[Start]) -> Constants:
         phi = mathematics.take_step(theta, phi, w, client, eta_s, torch.zeros_like(eta_s)).phi
     losses, through_theta, through_w = (HEADROOM * torch.stack(met).amax((0, 2))).tolist()
     root = math.sqrt(SMALLEST)
-    return Constants(E, through_theta, root / through_theta, losses, root / losses, through_w, root / through_w)
+    return Constants(e, through_theta, root / through_theta, losses, root / losses, through_w, root / through_w)
 
 
-def perturb(starts: list[Start]) -> list[Perturbation]:
+def perturb(starts: list[Start], e: float) -> list[Perturbation]:
     """Move θ a little: with hard labels L_s(φ_{t+1}(θ)) does not change by a single bit until a label flips."""
-    eta_s = torch.full((DIRECTIONS, 1), min(1.0, E / SMALLEST), dtype=torch.float64)
+    eta_s = torch.full((DIRECTIONS, 1), min(1.0, e / SMALLEST), dtype=torch.float64)
     found = []
     for radius in RADII:
         flips, largest = 0, torch.zeros(2, dtype=torch.float64)

@@ -22,12 +22,13 @@ Value = Callable[[Record], float]
 Pace = Literal["fast", "about", "slow", "level", "grows"]
 
 _SPOKEN: dict[Pace, str] = {
-    "fast": "falls at least as fast as 1/√T",
-    "about": "falls about as fast as 1/√T",
-    "slow": "falls, but more slowly than 1/√T",
+    "fast": "falls at least as fast as 1/√{}",
+    "about": "falls about as fast as 1/√{}",
+    "slow": "falls, but more slowly than 1/√{}",
     "level": "stays level",
     "grows": "grows",
 }
+_QUICK: tuple[Pace, Pace] = ("fast", "about")
 
 
 class Series(NamedTuple):
@@ -159,7 +160,7 @@ def findings(study: Study) -> list[Finding]:
             ends,
             both,
             ends_control,
-            limit_verdict(fit(ends), fit(ends_control), left),
+            f"{limit_verdict(fit(ends), fit(ends_control), left, 'T')} {_beside(study, ends, ends_control)}",
         ),
         _finding(
             2,
@@ -168,7 +169,7 @@ def findings(study: Study) -> list[Finding]:
             run,
             both,
             run_control,
-            limit_verdict(fit(run), fit(run_control), left_fixed),
+            limit_verdict(fit(run), fit(run_control), left_fixed, "t"),
         ),
         _finding(
             2,
@@ -239,47 +240,50 @@ def pace(measured: Fit) -> Pace:
     return "slow" if slope - tolerance > RATE else "about"
 
 
+def spoken(measured: Fit, against: str = "T") -> str:
+    """A slope in a few words."""
+    return _SPOKEN[pace(measured)].format(against)
+
+
 def bound_verdict(measured: Fit, control: Fit) -> str:
     """Theorem 1: is the rate there, and does it need θ to move?"""
-    kept, kept_by_control = (pace(each) in ("fast", "about") for each in (measured, control))
+    kept, kept_by_control = (pace(each) in _QUICK for each in (measured, control))
     if kept and kept_by_control:
         return "The rate is kept, and with θ frozen it is kept too: trivial."
     if kept:
         return "The rate is kept, and with θ frozen it is not: θ's movement earns it."
-    frozen = "keeps the rate" if kept_by_control else _SPOKEN[pace(control)]
-    return f"The rate is not there: it {_SPOKEN[pace(measured)]}; with θ frozen it {frozen}."
+    frozen = "keeps the rate" if kept_by_control else spoken(control)
+    return f"The rate is not there: it {spoken(measured)}; with θ frozen it {frozen}."
 
 
-def limit_verdict(measured: Fit, control: Fit, left: float) -> str:
-    """Theorem 2: does the gradient tend to zero, and does that need F-reg?"""
-    vanishes, control_vanishes = (pace(each) not in ("level", "grows") for each in (measured, control))
-    if not vanishes:
-        also = "tends to zero" if control_vanishes else "does not either"
+def limit_verdict(measured: Fit, control: Fit, left: float, against: str) -> str:
+    """Theorem 2: does the gradient tend to zero, and does that need F-reg? A slow fall settles nothing."""
+    remaining = f"{100 * left:.2g} % of the value at t = 0 is left at the largest {against}"
+    if pace(measured) not in _QUICK:
+        judged = "Whether it tends to zero is open" if pace(measured) == "slow" else "It does not tend to zero"
         return (
-            f"It does not tend to zero: it {_SPOKEN[pace(measured)]}, and {_share(left)} of the value at t = 0 is "
-            f"left at the largest T; with θ and w frozen it {also}."
+            f"{judged}: it {spoken(measured, against)}, and {remaining}; "
+            f"with θ and w frozen it {spoken(control, against)}."
         )
-    remaining = f"{_share(left)} of the value at t = 0 is left at the end"
-    if control_vanishes:
+    if pace(control) in _QUICK:
         return f"It tends to zero ({remaining}), and with θ and w frozen too: plain gradient descent does it."
     return f"It tends to zero ({remaining}), and with θ and w frozen it does not: F-reg or θ does it."
 
 
 def weights_verdict(weighted: Fit, without: Fit) -> str:
     """Theorem 2 under a fast F-reg: does C-reg fit its pseudo labels, or do the weights hide that it does not?"""
-    vanishes, fits = (pace(each) not in ("level", "grows") for each in (weighted, without))
-    if vanishes and not fits:
+    if pace(weighted) not in _QUICK:
+        return f"It {spoken(weighted, 't')}."
+    if pace(without) in ("level", "grows"):
         return "It tends to zero while the unweighted gradient does not: F-reg's weights do it, not a fit."
-    if vanishes:
-        return "It tends to zero, and so does the unweighted gradient: C-reg fits its pseudo labels."
-    return f"It does not tend to zero: it {_SPOKEN[pace(weighted)]}."
+    return "It tends to zero, and the unweighted gradient falls too: C-reg fits its pseudo labels."
 
 
 def way_verdict(measured: Fit, fixed: Fit) -> str:
     """How far θ gets under the theorem's step sizes."""
-    words: dict[bool, str] = {True: "θ moves less the larger T is", False: "θ does not move less as T grows"}
-    falls = pace(measured) not in ("level", "grows")
-    return f"{words[falls]}; with η_s fixed its way {_SPOKEN[pace(fixed)]}."
+    less = pace(measured) not in ("level", "grows")
+    words = "θ moves less the larger T is" if less else "θ does not move less as T grows"
+    return f"{words}; with η_s fixed its way {spoken(fixed)}."
 
 
 def _finding(
@@ -290,10 +294,13 @@ def _finding(
 
 
 def _effect(study: Study, measured: Series, control: Series) -> str:
-    ratios = control.mean / measured.mean
-    return (
-        f"Moving θ divides it by {ratios[0]:.3g} at T = {measured.x[0]} and by {ratios[-1]:.3g} at T = {study.largest}."
-    )
+    first, last = (control.mean / measured.mean)[[0, -1]]
+    return f"Moving θ divides it by {first:.3g} at T = {theory.SMALLEST} and by {last:.3g} at T = {study.largest}."
+
+
+def _beside(study: Study, measured: Series, control: Series) -> str:
+    first, last = (measured.mean / control.mean)[[0, -1]]
+    return f"It is {first:.2f} times the control at T = {theory.SMALLEST}, {last:.2f} times at T = {study.largest}."
 
 
 def _series(study: Study, records: list[Record], value: Value, place: Callable[[Record], int]) -> Series:
@@ -306,7 +313,3 @@ def _series(study: Study, records: list[Record], value: Value, place: Callable[[
 
 def _in_longest(study: Study, record: Record, arm: str) -> bool:
     return (record.schedule, record.arm, record.horizon) == (FIXED, arm, study.largest)
-
-
-def _share(left: float) -> str:
-    return f"{100 * left:.2g} %"

@@ -5,9 +5,10 @@ A figure exists only where a method records what it shows; one without a reward 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -34,6 +35,7 @@ _LONGEST_CLASS = 18
 _MOST_NAMES = 30  # classes that are all named, with their numbers
 _MOST_CELLS = 50  # of a heat map over the rounds
 _TICKS = [1, 2, 5, 10]
+_TIGHT = {"borderpad": 0, "borderaxespad": 0, "labelspacing": 0.35, "columnspacing": 1.4, "handlelength": 1.8}
 _PERCENT = PercentFormatter(1.0, decimals=0)
 
 # From this many hundredths on, an AUROC is called so.
@@ -102,7 +104,8 @@ _PLOTS = {
     ),
     "separation": _Plot(
         "AUROC of m, right against wrong",
-        "How often a right pseudo label weighs more than a wrong one: at 1 always, at 0.5 the weights cannot tell.",
+        "How often a right pseudo label weighs more than a wrong one, ties counting half: "
+        "at 1 always, at 0.5 the weights cannot tell.",
         solid=("weight_auroc", "all clients"),
         dashed=("auroc_within", "within clients"),
         dotted=("cannot_tell", "cannot tell"),
@@ -129,10 +132,9 @@ _PLOTS = {
 }
 _CLASSES_TITLE = "Pseudo labels by true class"
 _QUANTITIES = {"pseudo_accuracy_per_class": "right pseudo labels", "coverage_per_class": "mean weight"}
-_CLASSES_READING = (
-    "On the left, how many of a class's pseudo labels are right; on the right, their mean weight m, "
-    "which is their coverage where a threshold chooses."
-)
+_CLASSES_READING = "How many of a class's pseudo labels are right, and their mean weight m (of a threshold: coverage)"
+_HEAT_READING = f"; bright is much, grey is none seen, and numbers are per cent in the last {LAST_ROUNDS} rounds."
+_DOTS_READING = f", in the last {LAST_ROUNDS} rounds."
 
 
 def draw(runs: Runs, classes: Sequence[str] = ()) -> list[Chart]:
@@ -141,7 +143,7 @@ def draw(runs: Runs, classes: Sequence[str] = ()) -> list[Chart]:
     if not any("weight_mean" in found for found in traces.values()):
         return []
     colours = {label: str(look(place)["color"]) for place, label in enumerate(runs)}
-    said = findings(*runs.values(), classes=classes) if len(runs) == 1 else {}
+    said = findings(next(iter(runs.values())), classes) if len(runs) == 1 else {}
     charts = []
     for name, plot in _PLOTS.items():
         shown = {label: found for label, found in traces.items() if plot.solid[0] in found}
@@ -151,7 +153,8 @@ def draw(runs: Runs, classes: Sequence[str] = ()) -> list[Chart]:
     sizes = {per_class(metrics, "coverage_per_class").shape[1] for metrics in runs.values()} - {0}
     if len(sizes) == 1:
         figure = _by_class(runs, _class_names(classes, sizes.pop()))
-        charts.append(Chart(figure, _CLASSES_TITLE, said.get("classes", ""), _CLASSES_READING))
+        reading = _CLASSES_READING + (_HEAT_READING if len(runs) == 1 else _DOTS_READING)
+        charts.append(Chart(figure, _CLASSES_TITLE, said.get("classes", ""), reading))
     return charts
 
 
@@ -171,6 +174,9 @@ def trace(metrics: Sequence[Record]) -> Trace:
     if percentiles and np.isin([found[name] for name in percentiles], (0, 1)).mean() > 0.5:
         # Weights of a threshold: 0 or 1, so their mean says all.
         found = {name: values for name, values in found.items() if name not in percentiles}
+        if "weight_auroc" in found:
+            best = best_of_threshold(found["weight_mean"], found["pseudo_accuracy"])
+            found["auroc_best"] = np.where(np.isfinite(found["weight_auroc"]), best, np.nan)
     classes = per_class(metrics, "coverage_per_class").shape[1]
     if classes:
         found |= {"chance": np.full(len(rows), 1 / classes), "cannot_tell": np.full(len(rows), 0.5)}
@@ -184,7 +190,7 @@ def per_class(metrics: Sequence[Record], name: str) -> np.ndarray:
     """A quantity of each class [rounds, classes], NaN where it has no value."""
     rows = [(record.get("diagnostics") or {}).get(name) or [] for record in metrics]
     size = max(map(len, rows), default=0)
-    return np.array([row if len(row) == size else [None] * size for row in rows], dtype=float).reshape(-1, size)
+    return np.array([row if len(row) == size else [None] * size for row in rows], dtype=float).reshape(len(rows), size)
 
 
 def known_mean(values: np.ndarray) -> np.ndarray:
@@ -192,6 +198,12 @@ def known_mean(values: np.ndarray) -> np.ndarray:
     known = np.isfinite(values)
     total = np.where(known, values, 0.0).sum(axis=0)
     return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
+
+
+def best_of_threshold(passing: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The highest AUROC of weights 0 and 1, when these shares of the pseudo labels weigh 1 and are right."""
+    right = np.clip(right, 1e-9, 1 - 1e-9)
+    return 1 - np.maximum((right - passing) / right, (passing - right) / (1 - right)) / 2
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
@@ -216,8 +228,7 @@ def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str
     """What the last rounds of a run say, by figure."""
     found, rounds, said = trace(metrics), len(metrics), {}
     mean = last_means(found)
-    when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"in all {rounds} rounds"
-    when = "in the only round" if rounds == 1 else when
+    when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"over all {rounds} rounds"
     if "d_mean" in mean:
         low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
         said["reward"] = (
@@ -229,18 +240,15 @@ def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str
     if "pseudo_accuracy" in mean:
         said["accuracy"] = _accuracy_in_words(mean, when)
     if "weight_auroc" in mean:
-        within = mean.get("auroc_within")
-        said["separation"] = (
-            "The weights separate right from wrong pseudo labels with an AUROC of "
-            f"{mean['weight_auroc']:.2f} {when}: {judged(mean['weight_auroc'])}."
-            + ("" if within is None else f" Within single clients it is {within:.2f}: {judged(within)}.")
-        )
+        said["separation"] = _separation_in_words(mean, when)
     if "ascent_share" in mean:
         steps = f"{percent(mean['ascent_share'], 1)} of the steps" if mean["ascent_share"] else "No step"
-        said["ascent"] = f"{steps} {when} moved the model away from its pseudo labels."
+        whole = f"; over the whole run, {percent(float(known_mean(found['ascent_share'])), 1)} did"
+        away = f"{steps} {when} moved the model away from its pseudo labels"
+        said["ascent"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
     if {"loss", "loss_unlabelled"} <= mean.keys():
-        losses = f"{mean['loss']:.2f} on labels and {mean['loss_unlabelled']:.2f} on pseudo labels"
-        said["losses"] = f"The loss is {losses} {when}."
+        on_pseudo_labels = f"{mean['loss_unlabelled']:.2f} on pseudo labels"
+        said["losses"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
     right = known_mean(per_class(metrics, "pseudo_accuracy_per_class")[-LAST_ROUNDS:])
     if np.isfinite(right).sum() > 1:
         names, best, worst = _class_names(classes, len(right)), int(np.nanargmax(right)), int(np.nanargmin(right))
@@ -257,23 +265,17 @@ def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
     for label, metrics in runs.items():
         mean = last_means(trace(metrics))
         if "weight_mean" in mean:
-            auroc, d = mean.get("weight_auroc"), mean.get("d_mean")
-            rows[label] = [
-                points(mean.get("pseudo_accuracy")),
-                points(mean.get("pseudo_accuracy_weighted")),
-                number(mean["weight_mean"], 2),
-                NOTHING if d is None else _signed(d),
-                points(mean.get("ascent_share")),
-                number(auroc, 2),
-                number(mean.get("auroc_within"), 2),
-                NOTHING if auroc is None else judged(auroc),
-            ]
-    return ["right", "weighted", "mean m", "mean d", "ascent", "AUROC", "within clients", "m tells them apart"], rows
+            in_per_cent = ("pseudo_accuracy", "pseudo_accuracy_weighted", "ascent_share")
+            shares = [points(mean.get(name)) for name in in_per_cent]
+            numbers = [number(mean.get(name), 2) for name in ("weight_mean", "weight_auroc", "auroc_within")]
+            reward = _signed(mean["d_mean"]) if "d_mean" in mean else NOTHING
+            rows[label] = [*shares, reward, *numbers, _verdict(mean) if "weight_auroc" in mean else NOTHING]
+    return ["right", "weighted", "ascent", "mean d", "mean m", "AUROC", "within clients", "m tells them apart"], rows
 
 
 def _weights_in_words(mean: Mapping[str, float], when: str) -> str:
-    if "weight_p10" not in mean:
-        return f"{percent(mean['weight_mean'], 1)} of the pseudo labels count {when}."
+    if "weight_p90" not in mean:
+        return f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
     low, high = mean["weight_p10"], mean["weight_p90"]
     spread = round(high - low, 2)
     alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
@@ -293,6 +295,18 @@ def _accuracy_in_words(mean: Mapping[str, float], when: str) -> str:
     return f"{text}, {percent(weighted, 1)} weighted by m: the weights {verdict}."
 
 
+def _separation_in_words(mean: Mapping[str, float], when: str) -> str:
+    auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
+    text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
+    text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
+    return text if within is None else f"{text} Within single clients it is {within:.2f}."
+
+
+def _verdict(mean: Mapping[str, float]) -> str:
+    """A threshold that few pass cannot be far from 0.5, so it is measured by what it could reach."""
+    return f"{mean['auroc_best']:.2f} at best" if "auroc_best" in mean else judged(mean["weight_auroc"])
+
+
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
@@ -302,26 +316,30 @@ def _against_rounds(plot: _Plot, traces: Mapping[str, Trace], colours: Mapping[s
     """One panel for one run; for several a panel each, or one for all where they are overlaid."""
     single, together = len(colours) == 1, plot.overlaid and len(colours) > 1
     groups = [list(traces)] if together else [[label] for label in traces]
-    columns = 1 if single or together else _COLUMNS
+    columns = 1 if single or together else min(max(len(groups), 2), _COLUMNS)
     width, height, rows = _HALF if single else _WIDE, 1.85, -(-len(groups) // columns)
-    top = 0.45 + _LINE * (-(-(len(traces) + 1) // _COLUMNS) if together else 1)
+    top = 0.15 + _LINE * (-(-(len(traces) + 1) // _COLUMNS) if together else 1)
     with style.applied():
         canvas = style.new_figure(width, top + rows * height)
         panels: list[Axes] = []
         for index, labels in enumerate(groups):
             row, column = divmod(index, columns)
-            left, room = 0.6 + column * width / columns, height - (0.45 if columns == 1 else 0.75)
+            left, room = 0.6 + column * width / columns, height - (0.5 if columns == 1 else 0.7)
             panels.append(style.inches(canvas, left, (rows - 1 - row) * height + 0.45, width / columns - 0.8, room))
             for label in labels:
                 _paint(panels[-1], plot, traces[label], colours[label], _short(label) if together else "")
+            longest = traces[max(labels, key=lambda label: len(traces[label]["round"]))]
+            if plot.dotted[0] in longest:
+                level = running_mean(longest[plot.dotted[0]])
+                panels[-1].plot(longest["round"], level, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
             if columns > 1:
                 panels[-1].set_title(_short(labels[0]), size=8.5, weight="normal")
             panels[-1].set_xlabel("round" if index + columns >= len(groups) else "")
         _same_limits(panels, plot)
-        legend = _head(canvas, plot.title, panels)
+        legend = _legend(canvas, panels)
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
             if columns > 1 and handle is not None and text.get_text() in (plot.solid[1], plot.band[2]):
-                handle.set_color(style.MUTED)  # of any run
+                handle.set(color=style.MUTED, alpha=0.25 if text.get_text() == plot.band[2] else 1)  # of any run
         return canvas
 
 
@@ -329,7 +347,14 @@ def _paint(axes: Axes, plot: _Plot, found: Trace, colour: str, run: str) -> None
     """The lines of a run; where it shares the panel with others, only its own line under its name."""
     rounds = found["round"]
     axes.plot(rounds, found[plot.solid[0]], color=colour, linewidth=0.7, alpha=0.4)
-    axes.plot(rounds, running_mean(found[plot.solid[0]]), color=colour, linewidth=1.7, label=run or plot.solid[1])
+    axes.plot(
+        rounds,
+        running_mean(found[plot.solid[0]]),
+        color=colour,
+        linewidth=1.7,
+        label=run or plot.solid[1],
+        clip_on=False,
+    )
     if plot.dashed[0] in found and not run:
         values, colour_of_dashes = found[plot.dashed[0]], plot.dashed_colour or style.INK
         axes.plot(rounds, running_mean(values), "--", color=colour_of_dashes, linewidth=1.3, label=plot.dashed[1])
@@ -338,46 +363,35 @@ def _paint(axes: Axes, plot: _Plot, found: Trace, colour: str, run: str) -> None
     if plot.band[0] in found:
         low, high, name = found[plot.band[0]], found[plot.band[1]], plot.band[2]
         axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0, label=name)
-    if plot.dotted[0] in found:
-        values = running_mean(found[plot.dotted[0]])
-        axes.plot(rounds, values, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
 
 
 def _same_limits(panels: Sequence[Axes], plot: _Plot) -> None:
     """One scale for all panels, so that runs can be compared."""
     ends = [end for axes in panels for end in axes.get_ylim()] + list(plot.shows)
-    low, high = (max(min(ends), 0.0), min(max(ends), 1.0)) if plot.share else (min(ends), max(ends))
+    # The margin around the data must not suggest values that cannot be.
+    low = max(min(ends), 0.0) if all(axes.dataLim.y0 >= 0 for axes in panels) else min(ends)
+    high = min(max(ends), 1.01) if plot.share else max(ends)
     last = max(axes.dataLim.x1 for axes in panels)
     for axes in panels:
         axes.set(xlim=(0, last), ylim=(low, high))
         if low < 0:
             axes.axhline(0, color=style.MUTED, linewidth=0.8)
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=_TICKS))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICKS, integer=True))
         if plot.share:
             axes.yaxis.set_major_formatter(_PERCENT)
 
 
-def _head(canvas: Figure, title: str, panels: Sequence[Axes]) -> Legend:
-    """The title, and below it what the lines are."""
+def _legend(canvas: Figure, panels: Sequence[Axes]) -> Legend:
+    """What the lines of all panels are, at the top."""
     across, up = canvas.get_size_inches()
-    canvas.text(0.15 / across, 1 - 0.12 / up, title, size=10, weight="bold", va="top")
-    found = {}
+    found: dict[str, Artist] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
-    return canvas.legend(
-        found.values(),
-        found.keys(),
-        loc="upper left",
-        bbox_to_anchor=(0.15 / across, 1 - 0.38 / up),
-        ncols=4 if len(found) <= 4 else _COLUMNS,
-        borderpad=0,
-        borderaxespad=0,
-        labelspacing=0.35,
-        columnspacing=1.4,
-        handlelength=1.8,
-    )
+    place, columns = (0.1 / across, 1 - 0.08 / up), 4 if len(found) <= 4 else _COLUMNS
+    handles, names = list(found.values()), list(found)
+    return canvas.legend(handles, names, loc="upper left", bbox_to_anchor=place, ncols=columns, **_TIGHT)
 
 
 def _by_class(runs: Runs, classes: Sequence[str]) -> Figure:
@@ -385,7 +399,7 @@ def _by_class(runs: Runs, classes: Sequence[str]) -> Figure:
     row = 0.24 if len(classes) <= _MOST_NAMES else 6.0 / len(classes)
     shown = range(0, len(classes), -(-len(classes) // _MOST_NAMES))
     left, height = 0.3 + 0.075 * max(map(len, classes)), row * len(classes)
-    top = 0.7 + (_LINE * -(-len(runs) // _COLUMNS) if len(runs) > 1 else 0)
+    top = 0.3 + (0.1 + _LINE * -(-len(runs) // _COLUMNS) if len(runs) > 1 else 0)
     across = (_WIDE - left - 0.1) / 2
     with style.applied():
         canvas = style.new_figure(_WIDE, top + height + 0.45)
@@ -405,7 +419,7 @@ def _by_class(runs: Runs, classes: Sequence[str]) -> Figure:
             axes.set_ylim(len(classes) - 0.5, -0.5)
             axes.tick_params(axis="y", length=0)
             axes.set_title(title, size=8.5, weight="normal")
-        _head(canvas, _CLASSES_TITLE, panels)
+        _legend(canvas, panels)
         return canvas
 
 
@@ -413,15 +427,15 @@ def _heat(axes: Axes, values: np.ndarray, rounds: Sequence[int], numbers: bool) 
     """Classes over rounds, a few rounds to a cell, and the mean of the last ones beside each row."""
     size = -(-len(values) // _MOST_CELLS)
     cells = np.array([known_mean(values[start : start + size]) for start in range(0, len(values), size)]).T
-    ends = (rounds[0] - 0.5, rounds[0] - 0.5 + size * cells.shape[1])
-    axes.imshow(cells, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=1, rasterized=True,
-                extent=(*ends, len(cells) - 0.5, -0.5))  # fmt: skip
+    extent = (rounds[0] - 0.5, rounds[0] - 0.5 + size * cells.shape[1], len(cells) - 0.5, -0.5)
+    looks: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis", "rasterized": True}
+    axes.imshow(cells, vmin=0, vmax=1, extent=extent, **looks)
     axes.set_facecolor(style.GRID)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("round")
     for place, value in enumerate(known_mean(values[-LAST_ROUNDS:]) if numbers else ()):
-        text = percent(value, 0) if np.isfinite(value) else NOTHING
+        text = f"{100 * value:.0f}" if np.isfinite(value) else NOTHING
         axes.annotate(text, (1.015, place), xycoords=("axes fraction", "data"), va="center", size=8, color=style.MUTED)
 
 

@@ -49,26 +49,36 @@ class Table(NamedTuple):
     marked: frozenset[str] = frozenset()
 
 
-def write_report(run_folders: Sequence[Path], out: Path) -> Path:
+class Opening(NamedTuple):
+    """What a comparison of methods says before the runs one by one."""
+
+    methods: Table
+    methods_note: str
+    pairs: Table
+    pairs_note: str
+    charts: Sequence[tuple[Figure, str]]  # with their alternative texts
+    every_run: bool  # whether runs have more to tell than the methods
+
+
+def write_report(run_folders: Sequence[Path], out: Path, opening: Opening | None = None) -> Path:
     """Write the report of one or several runs, whole or not at all; returns where it lies."""
     if not run_folders:
         raise RunError("no run was given: name one or more run folders")
     if out.is_dir():
-        raise RunError(
-            f"{out}: a folder was given for the report; expected a file such as {out / 'report.html'}"
-        )
+        raise RunError(f"{out}: a folder was given for the report; expected a file such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise RunError(f"{out}: the folder {out.parent} does not exist; make it first")
-    write_whole(out, render([read_run(folder) for folder in run_folders]).encode(), RunError)
+    write_whole(out, render([read_run(folder) for folder in run_folders], opening).encode(), RunError)
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], opening: Opening | None = None) -> str:
     """The report as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("feddure.tracking"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.j2").render(_page(runs))
+    charts = [_picture(*chart) for chart in opening.charts] if opening else []
+    return environment.get_template("report.html.j2").render(_page(runs) | {"opening": opening, "charts": charts})
 
 
 def title(runs: Sequence[Run]) -> str:
@@ -192,9 +202,7 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
 def _comparison(runs: Sequence[Run], summaries: Sequence[Summary]) -> Table:
     """A row for each run: what sets it apart, then its numbers; the page adds the colours."""
     apart = summary.differences([run.experiment for run in runs])
-    further = [key for key in apart if key not in _ALWAYS_COLUMNS and not key.startswith("engine.")][
-        :_MOST_COLUMNS
-    ]
+    further = [key for key in apart if key not in _ALWAYS_COLUMNS and not key.startswith("engine.")][:_MOST_COLUMNS]
     averaged = any(found.accuracy_ema_last10 is not None for found in summaries)
     columns = [
         "run",
@@ -263,9 +271,7 @@ def _classes(runs: Sequence[Run], by_label: figures.Runs) -> list[Picture]:
     if len(names) != 1:
         return []
     classes = names.pop()
-    pictures = [
-        _picture(figures.per_class(by_label, classes), "Accuracy of each class at the last evaluation")
-    ]
+    pictures = [_picture(figures.per_class(by_label, classes), "Accuracy of each class at the last evaluation")]
     if len(runs) == 1:
         history = figures.class_history(runs[0].metrics, classes)
         pictures.append(_picture(history, "Accuracy of each class over the rounds"))
@@ -312,9 +318,11 @@ def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] 
     """What pseudo labels were worth: figures with their sentences, and numbers to compare runs by."""
     names = {tuple(run.partition.get("classes", ())) for run in runs}
     charts = diagnostics_figures.draw(by_label, names.pop() if len(names) == 1 else ())
+    if not charts:
+        return None
     columns, rows = diagnostics_figures.table(by_label)
-    return charts and {
-        "charts": [(_picture(chart.figure, chart.title), chart) for chart in charts],
+    return {
+        "charts": [(_picture(chart.figure, chart.title, chart.title), chart) for chart in charts],
         "table": Table(["run", *columns], [[label, *cells] for label, cells in rows.items()]),
         "swatches": [_swatch(place) for place, label in enumerate(by_label) if label in rows],
         "rounds": diagnostics_figures.LAST_ROUNDS,
@@ -323,13 +331,11 @@ def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] 
 
 def _training(by_label: figures.Runs, drawn: Sequence[str]) -> Picture | None:
     """What methods recorded while training, but for what is drawn elsewhere."""
-    rest = {
-        label: [
-            record | {"train": {k: v for k, v in record.get("train", {}).items() if k not in drawn}} for record in metrics
-        ]
-        for label, metrics in by_label.items()
-    }
-    figure = figures.training(rest)
+
+    def rest(record: Record) -> Record:
+        return {**record, "train": {k: v for k, v in record.get("train", {}).items() if k not in drawn}}
+
+    figure = figures.training({label: list(map(rest, metrics)) for label, metrics in by_label.items()})
     return _picture(figure, "Quantities recorded while training, against rounds") if figure else None
 
 

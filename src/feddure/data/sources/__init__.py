@@ -5,11 +5,10 @@ without arguments that returns a `Dataset`, or a name given to `register`.
 """
 
 import difflib
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from feddure import plugins
 from feddure.data.dataset import Dataset
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
 from feddure.data.sources.places import default_data_dir
@@ -52,7 +51,7 @@ def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dat
         return folder.load(rest, progress)
     if kind == "npz":
         return npz.load(rest, progress)
-    return _call(_import(name), name)
+    return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name)
 
 
 def find_source(name: str) -> Source:
@@ -62,28 +61,6 @@ def find_source(name: str) -> Source:
     close = difflib.get_close_matches(name.lower(), _SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     raise DataError(f"there is no data set '{name}'; there are: {', '.join((*_SOURCES, *FORMS))}{hint}")
-
-
-def _import(name: str) -> Callable[[], Dataset]:
-    module_name, _, function_name = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
-        raise DataError(f"data set '{name}': expected one of {', '.join((*_SOURCES, *FORMS))}")
-    # The installed command, unlike `python -m`, does not look for modules where the user stands.
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise DataError(f"data set '{name}': cannot import {module_name} ({error})") from error
-    finally:
-        if added:
-            sys.path.remove(here)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise DataError(f"data set '{name}': {module_name} has no function '{function_name}'")
-    return function
 
 
 def _call(function: Callable[[], Dataset], name: str) -> Dataset:

@@ -1,0 +1,164 @@
+"""`feddure compare`: several methods on the same partitions, clients and seeds."""
+
+import itertools
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feddure.cli.options import ConfigFile, DataDir, Preset, Sets
+from feddure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from feddure.studies.compare import Comparison
+
+
+def compare(
+    methods: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B,C", help="Methods to compare; a preset may name them.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="0,1,2", help="Seeds of every method; default: one seed.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="METHOD", help="The reference; default: fedavg-matched, or the first."),
+    ] = None,
+    preset: Preset = None,
+    file: ConfigFile = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")] = None,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="Number of clients.")] = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; default: a new one under runs/.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
+
+    Writes comparison.csv, paired.csv and report.html, and for each method and seed an ordinary run folder.
+
+    Examples:
+
+    ```text
+    feddure compare --preset demo                              # four methods, minutes on two CPU cores
+    feddure compare --preset demo --seeds 0,1,2                # with intervals
+    feddure compare --preset aaai24 --methods fedavg-matched,fedavg-fixmatch,feddure --seeds 0,1,2,3,4
+    feddure compare --out runs/compare-demo --resume           # after Ctrl-C, a kill or a power cut
+    feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
+    ```
+    """
+    from feddure import config, data
+    from feddure.federation.runs import Interrupted
+    from feddure.studies import compare as study
+    from feddure.studies import compare_plan
+
+    _expect_no_run_options(sets or [])
+    present = compare_plan.read_plan(out) if resume and out is not None else None
+    if resume and preset is None and file is None:
+        file = compare_plan.config_to_resume(out)
+    changes: dict[str, Any] = {
+        "dataset": dataset,
+        "partition.setting": setting,
+        "partition.clients": clients,
+        "model": model,
+        "rounds": rounds,
+    }
+    experiment = config.load(preset, file, changes, sets or ())
+    named = _names(methods) if methods is not None else config.methods(preset) if preset is not None else []
+    numbers = _numbers(seeds) if seeds is not None else [experiment.seed] if present is None else []
+    plan = compare_plan.make_plan(named, numbers, against, present)
+    folder = (
+        out if out is not None else _default_folder(preset or f"{experiment.dataset}-{experiment.partition.setting}")
+    )
+    study.check(plan, experiment, folder, resume)  # before a data set is downloaded
+    images = data.load(experiment.dataset, data_dir, progress=True)
+    # Paths are printed as they are: on one line, and without a meaning for [brackets].
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"comparison folder: {folder}")
+    began = time.monotonic()
+    try:
+        found = study.compare(plan, experiment, images, folder, resume)
+    except Interrupted as stopped:
+        console.print(str(stopped))
+        raise typer.Exit(stopped.exit_code) from None
+    _show(found, folder, time.monotonic() - began)
+
+
+def _show(found: "Comparison", folder: Path, seconds: float) -> None:
+    from feddure.studies import compare_plan, compare_tables
+    from feddure.tracking.summary import duration
+
+    plan = found.plan
+    title = f"{len(found.runs)} runs in {duration(seconds)}"
+    Console().print(
+        _table(compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 2, title)
+    )
+    if found.pairs:
+        explained = compare_tables.explain_pairs(plan, plan.against)
+        Console().print(_table(compare_tables.pair_cells(found.pairs), explained, 4, f"against {plan.against}"))
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    if len(plan.seeds) == 1:
+        further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
+        console.print(f"add seeds: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
+    for name, file in (("tables", compare_plan.TABLE_FILE), ("", compare_plan.PAIRED_FILE)):
+        console.print(f"{name:6}  {folder / file}")
+    console.print(f"report  {found.report}")
+
+
+def _table(content: tuple[list[str], list[list[str]]], caption: str, numbers_from: int, title: str) -> Table:
+    columns, rows = content
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        caption=escape(caption),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place > 1)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"--methods {text}: expected names with commas between them, such as fedavg-matched,feddure")
+    return names
+
+
+def _numbers(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds {text}: expected whole numbers from 0 with commas between them, such as 0,1,2")
+    return [int(word) for word in words]
+
+
+def _expect_no_run_options(sets: list[str]) -> None:
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if key in ("method", "seed"):
+            raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
+
+
+def _default_folder(name: str) -> Path:
+    """A folder under `runs/` that is not there yet."""
+    name = "compare-" + re.sub(r"[/:?]", "_", name)
+    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())

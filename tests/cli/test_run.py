@@ -1,0 +1,183 @@
+"""`feddure run`, from the command line to the report, and what it says when it cannot."""
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from feddure import cli
+from feddure.federation import runs
+from feddure.tracking.records import read_run
+
+SMALL = (
+    *("--method", "fedavg", "--model", "cnn", "--rounds", "2", "--clients", "4"),
+    *("--set", "partition.labels_per_class=3", "--set", "clients_per_round=2", "--set", "labelled_batch=5"),
+    *("--set", "evaluate_every=1", "--set", "engine.device=cpu"),
+)
+
+
+@pytest.fixture
+def feddure(monkeypatch, capsys, tmp_path):
+    """Runs the command in an empty folder; returns its exit code, standard output and standard error."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["feddure", *map(str, arguments)])
+        code = 0
+        with warnings.catch_warnings():  # the command says itself how warnings are shown
+            warnings.simplefilter("default")
+            try:
+                cli.main()
+            except SystemExit as exit:
+                code = exit.code or 0
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def data(tmp_path, images):
+    """The tiny data set as a file; returns its name."""
+    arrays = {name: getattr(images, name) for name in ("images", "labels", "test_images", "test_labels")}
+    np.savez(tmp_path / "tiny.npz", **arrays)
+    return f"npz:{tmp_path / 'tiny.npz'}"
+
+
+def test_from_the_command_line_to_the_report(feddure, data, tmp_path):
+    code, out, err = feddure("run", "--dataset", data, *SMALL, "--seed", 3, "--out", "mine")
+    assert code == 0, err
+    assert "run folder: mine" in err
+    assert "round 2/2" in err
+    assert "accuracy, last evaluation" in out
+    assert "report: mine/report.html" in out
+    done = read_run(tmp_path / "here" / "mine")
+    assert done.finished
+    assert done.experiment.seed == 3
+    assert done.experiment.partition.clients == 4
+    assert "<html" in (done.folder / "report.html").read_text()
+    assert list(done.folder.glob("events.*"))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_folder_is_chosen_where_none_is_given(feddure, data, tmp_path):
+    for _ in range(2):
+        code, _, err = feddure("run", "--dataset", data, *SMALL)
+        assert code == 0, err
+    made = list((tmp_path / "here" / "runs").iterdir())
+    assert len(made) == 2
+    assert all("fedavg" in folder.name and "seed0" in folder.name for folder in made)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_run_is_replayed_from_its_configuration(feddure, data, tmp_path):
+    assert feddure("run", "--dataset", data, *SMALL, "--out", "one")[0] == 0
+    assert feddure("run", "--config", "one/config.yaml", "--out", "two")[0] == 0
+    here = tmp_path / "here"
+    for name in ("metrics.jsonl", "model.safetensors", "config.yaml", "partition.npz"):
+        assert (here / "one" / name).read_bytes() == (here / "two" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
+    assert feddure("run", "--dataset", data, *SMALL, "--out", "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(runs._Stop, "__call__", lambda self: True)
+        patch.setattr(runs._Stop, "signal", 15)
+        code, _, err = feddure("run", "--dataset", data, *SMALL, "--out", "stopped")
+    assert code == 143
+    assert "go on with: feddure run --out stopped --resume" in err
+    code, out, _ = feddure("run", "--out", "stopped", "--resume")
+    assert code == 0
+    assert "accuracy, last evaluation" in out
+    here = tmp_path / "here"
+    assert (here / "stopped" / "metrics.jsonl").read_bytes() == (here / "whole" / "metrics.jsonl").read_bytes()
+    code, _, err = feddure("run", "--dataset", data, *SMALL, "--out", "stopped")
+    assert code == 2
+    assert "add --resume" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fedmagic"], "fedmagic"),
+        (["--model", "resnet1000"], "resnet1000"),
+        (["--setting", "nonsense"], "partition.setting: 'nonsense' was given"),
+        (["--setting", "sites"], "does not say which site"),
+        (["--rounds", "0"], "rounds: 0 was given"),
+        (["--rounds", "some"], "'--rounds'"),
+        (["--clients", "1"], "clients_per_round is 2 but partition.clients is 1"),
+        (["--clients", "1000"], "ask for fewer --clients"),
+        (["--seed", "-1"], "seed: -1 was given"),
+        (["--set", "rounds"], "expected key=value"),
+        (["--set", "engine.lanes=0"], "engine.lanes: 0 was given"),
+        (["--set", "server.weigth=total"], "did you mean 'server.weight'"),
+        (["--dataset", "no-such-data"], "there is no data set 'no-such-data'"),
+        (["--dataset", "npz:absent.npz"], "absent.npz"),
+        (["--dataset", "folder:absent"], "absent"),
+        (["--dataset", "no.such.module:function"], "no.such.module"),
+        (["--preset", "dmeo"], "preset 'dmeo' does not exist; there are: aaai24"),
+        (["--config", "absent.yaml"], "absent.yaml: cannot be read"),
+        (["--preset", "demo", "--config", "mine.yaml"], "both given"),
+        (["--resume"], "no run is there to resume"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_message_and_leave_nothing(feddure, data, tmp_path, arguments, message):
+    given = ["--dataset", data, *SMALL, *arguments] if "--resume" not in arguments else arguments
+    code, out, err = feddure("run", *given, "--out", "run")
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert out == ""
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_resume_without_a_folder_is_refused(feddure):
+    code, _, err = feddure("run", "--resume")
+    assert code == 2
+    assert "name the folder" in err
+
+
+@pytest.mark.usefixtures("quiet")
+def test_resuming_a_run_with_another_option_is_refused(feddure, data):
+    assert feddure("run", "--dataset", data, *SMALL, "--out", "mine")[0] == 0
+    code, _, err = feddure("run", "--out", "mine", "--resume", "--rounds", 9)
+    assert code == 2
+    assert "rounds: 2 there, 9 given" in " ".join(err.split())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_folders_with_brackets_and_spaces(feddure, data, tmp_path):
+    name = "my [/old] runs [bold]"
+    code, out, err = feddure("run", "--dataset", data, *SMALL, "--out", name)
+    assert code == 0
+    assert f"run folder: {name}" in err
+    assert f"report: {name}/report.html" in out
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_client_left_out_is_a_note(feddure, data, monkeypatch, tmp_path):
+    package = tmp_path / "here" / "broken_method.py"
+    package.write_text(
+        "from feddure.methods.fedavg import FedAvg\n"
+        "class Broken(FedAvg):\n"
+        "    def upload(self, client):\n"
+        "        sent = super().upload(client)\n"
+        "        return sent | {'theta': sent['theta'] / 0}\n"
+    )
+    code, _, err = feddure("run", "--dataset", data, *SMALL, "--method", "broken_method:Broken", "--out", "mine")
+    assert code == 0, err
+    assert "note: round 1: the updates of clients" in " ".join(err.split())
+    lines = (tmp_path / "here" / "mine" / "metrics.jsonl").read_text().splitlines()
+    assert all(len(json.loads(line)["left_out"]) == 2 for line in lines)
+
+
+def test_help_shows_examples(feddure):
+    code, out, _ = feddure("run", "--help")
+    assert code == 0
+    assert "feddure run --preset demo" in out

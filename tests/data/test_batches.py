@@ -1,0 +1,174 @@
+"""Batches: which images a client sees, how often, and that nobody else's presence changes them."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from feddure.data import augment
+from feddure.data.batches import Feed, Needs, Order, cycle
+
+CPU = torch.device("cpu")
+EVERYTHING = Needs(plain=True, weak=True, strong=True)
+
+
+def order(client=0, labelled=range(12), unlabelled=range(40, 70), **fields):
+    about = {"steps": 3, "labelled_batch": 4, "unlabelled_batch": 5, "needs": EVERYTHING}
+    pools = [np.array(list(pool), dtype=np.int64) for pool in (labelled, unlabelled)]
+    return Order(client, *pools, **(about | fields))
+
+
+@pytest.fixture
+def feed(images):
+    return Feed(images, CPU, torch.float64)
+
+
+def one(feed, wanted, seed=0, number=1):
+    return feed.batches([wanted], seed, number)[0]
+
+
+def which(feed, pixels):
+    """Numbers of the training images that these plain ones are."""
+    every = feed.plain(np.arange(len(feed.images))).flatten(1)
+    return [(every == image.flatten()).all(1).nonzero().item() for image in pixels.flatten(0, 1)]
+
+
+# --- the cycle -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "length"), [(1, 7), (3, 7), (7, 7), (10, 4), (5, 23)])
+def test_a_cycle_takes_everyone_once_before_anyone_twice(size, length):
+    pool = np.arange(100, 100 + size)
+    found = cycle(pool, length, "key")
+    assert len(found) == length
+    for start in range(0, length, size):
+        turn = found[start : start + size]
+        assert len(set(turn.tolist())) == len(turn)
+    counts = np.bincount(found - 100, minlength=size)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_each_turn_of_a_cycle_has_an_order_of_its_own():
+    found = cycle(np.arange(20), 60, "key").reshape(3, 20)
+    assert len({tuple(turn) for turn in found.tolist()}) == 3
+
+
+def test_a_cycle_over_nothing_is_empty():
+    assert cycle(np.empty(0, dtype=np.int64), 10, "key").tolist() == []
+    assert cycle(np.arange(4), 0, "key").tolist() == []
+
+
+# --- batches -------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_static(feed):
+    batches = one(feed, order())
+    assert batches.labelled.shape == (3, 4, 1, 12, 12)
+    assert batches.labels.shape == (3, 4)
+    assert batches.plain.shape == batches.weak.shape == batches.strong.shape == (3, 5, 1, 12, 12)
+    assert batches.truth.shape == (3, 5)
+    step = batches.step(1)
+    assert torch.equal(step.weak, batches.weak[1])
+    assert batches.weak.dtype == torch.float64
+
+
+def test_pixels_lie_channels_last():
+    feed = Feed(tiny.dataset(channels=3), CPU, torch.float32)
+    step = one(feed, order()).step(0)
+    for images in (step.labelled, step.plain, step.weak, step.strong):
+        assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_images_are_the_clients_own_with_their_classes(feed, images):
+    batches = one(feed, order())
+    seen = which(feed, batches.plain)
+    assert set(seen) <= set(range(40, 70))
+    assert batches.truth.flatten().tolist() == images.labels[seen].tolist()
+    assert set(batches.labels.flatten().tolist()) <= set(images.labels[:12].tolist())
+
+
+def test_a_set_smaller_than_a_batch_repeats_within_it(feed, images):
+    batches = one(feed, order(labelled=[5], unlabelled=[60, 61]))
+    assert (batches.labels == images.labels[5]).all()
+    assert sorted(set(which(feed, batches.plain))) == [60, 61]
+
+
+def test_views_of_one_batch_show_the_same_images(feed):
+    """Augmented by hand with the decisions of the same key, the plain images give the views."""
+    from feddure import draws
+
+    wanted = order(client=7)
+    batches = one(feed, wanted, seed=3, number=9)
+    uint8 = feed.images[torch.tensor(which(feed, batches.plain))]
+    for kind, words, decide, apply in (
+        ("weak", augment.WEAK_BITS, augment.weak_decisions, augment.weak),
+        ("strong", augment.STRONG_BITS, augment.strong_decisions, augment.strong),
+    ):
+        raw = draws.bits(15 * words, 3, f"augment-{kind}", 9, 7).reshape(15, words)
+        expected = apply(uint8, decide(raw, 12), feed.normalise)
+        assert torch.equal(getattr(batches, kind).flatten(0, 1), expected)
+
+
+def test_clients_are_independent_of_who_else_is_there(feed):
+    orders = [order(client=1), order(client=2, labelled=[3], steps=5), order(client=3, unlabelled=[], cutout=True)]
+    together = feed.batches(orders, 0, 4)
+    for wanted, batches in zip(orders, together, strict=True):
+        alone = one(feed, wanted, number=4)
+        for found, expected in zip(batches.tensors(), alone.tensors(), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_seed_round_and_client_each_change_the_batches(feed):
+    base = one(feed, order())
+    others = [one(feed, order(), seed=1), one(feed, order(), number=2), one(feed, order(client=1))]
+    for other in others:
+        assert not torch.equal(other.plain, base.plain)
+        assert not torch.equal(other.labelled, base.labelled)
+    assert torch.equal(one(feed, order()).strong, base.strong)
+
+
+def test_only_what_is_needed_is_made(feed):
+    batches = one(feed, order(needs=Needs(strong=True)))
+    assert batches.strong.shape[1] == 5
+    assert batches.plain.shape[1] == batches.weak.shape[1] == 0
+    batches = one(feed, order(needs=Needs()))
+    assert [tensor.shape[1] for tensor in (batches.plain, batches.weak, batches.strong, batches.truth)] == [0] * 4
+    assert batches.labelled.shape[1] == 4
+
+
+def test_what_one_view_shows_does_not_depend_on_the_others(feed):
+    assert torch.equal(one(feed, order(needs=Needs(strong=True))).strong, one(feed, order()).strong)
+
+
+def test_full_supervision_draws_from_all_images(feed, images):
+    batches = one(feed, order(needs=Needs(every_label=True), steps=60))
+    assert batches.truth.shape == (60, 0)
+    pool = [*range(12), *range(40, 70)]
+    expected = np.bincount(images.labels[pool], minlength=4) * 240 / 42
+    counts = np.bincount(batches.labels.flatten().numpy(), minlength=4)
+    assert abs(counts - expected).max() < 10
+
+
+@pytest.mark.parametrize("pool", ["labelled", "unlabelled"])
+def test_a_client_without_such_images_gets_batches_of_none(feed, pool):
+    batches = one(feed, order(**{pool: []}))
+    empty = [batches.labelled, batches.labels] if pool == "labelled" else [batches.weak, batches.strong, batches.truth]
+    assert all(tensor.shape[:2] == (3, 0) for tensor in empty)
+    full = batches.strong if pool == "labelled" else batches.labelled
+    assert full.shape[1] > 0
+
+
+def test_cutout_leaves_a_grey_square_in_labelled_images(feed, images):
+    grey = (127 / 255 - images.mean[0]) / images.std[0]
+    cut = one(feed, order(cutout=True)).labelled.flatten(0, 1)
+    whole = one(feed, order()).labelled.flatten(0, 1)
+    assert ((cut - grey).abs() < 1e-12).flatten(1).sum(1).min() >= 9
+    assert ((whole - grey).abs() < 1e-12).flatten(1).sum(1).max() < 9
+
+
+def test_test_batches_hold_every_test_image_once(feed, images):
+    pieces = feed.test_batches(25)
+    assert [len(labels) for _, labels in pieces] == [25, 25, 10]
+    assert torch.equal(torch.cat([labels for _, labels in pieces]), torch.from_numpy(images.test_labels))
+    expected = (torch.from_numpy(images.test_images).double() / 255 - 0.35) / 0.25
+    torch.testing.assert_close(torch.cat([pixels for pixels, _ in pieces]), expected.permute(0, 3, 1, 2))

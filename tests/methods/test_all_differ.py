@@ -1,0 +1,87 @@
+"""What all methods have in common, and that no two of them are the same."""
+
+import pytest
+import torch
+
+import tiny
+from feddure import methods
+from feddure import nn as networks
+from feddure.data.batches import Batch
+from feddure.methods import METHODS, Client
+from feddure.nn.network import Network
+
+CHANGES = {
+    "local_steps": 4,  # another number than that of a pass over the labels: fedavg-matched is not fedavg
+    "rounds": 1,
+    # So low that some pseudo labels of a network that knows nothing pass, and some do not.
+    "fixmatch.threshold": 0.35,
+    "uda.threshold": 0.35,
+    "feddure.threshold": 0.35,
+    "fedmatch.threshold": 0.35,
+}
+BUILT_IN = tuple(METHODS)  # other tests register methods of their own
+WITH_PSEUDO_LABELS = tuple(name for name in BUILT_IN if METHODS[name].needs.unlabelled)
+META = torch.device("meta")
+
+
+@pytest.fixture(scope="module")
+def after_a_round():
+    """The global model of each method after one round from the same start, and its record."""
+    images = tiny.dataset()
+    found = {}
+    for method in BUILT_IN:
+        federation = tiny.federation(tiny.experiment({**CHANGES, "method": method}), images)
+        tasks = federation.tasks()
+        record = federation.absorb(tasks, federation.engine.run(tasks))
+        found[method] = federation.method.global_model(federation.state)[0], record
+    return found
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_no_other_method_gives_the_same_weights(after_a_round, method):
+    theta, _ = after_a_round[method]
+    assert torch.isfinite(theta).all()
+    for other, (weights, _) in after_a_round.items():
+        if other != method:
+            assert ((theta - weights).abs().max() / theta.abs().max()).item() > 1e-9, other
+
+
+@pytest.mark.parametrize("method", WITH_PSEUDO_LABELS)
+def test_pseudo_labels_are_neither_all_taken_nor_all_left(after_a_round, method):
+    _, record = after_a_round[method]
+    assert 0 < record["diagnostics"]["weight_mean"] < 1
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_communication_is_counted(after_a_round, method):
+    _, record = after_a_round[method]
+    network = tiny.federation(tiny.experiment({**CHANGES, "method": method}), tiny.dataset()).program.network
+    model = 3 * 4 * (network.parameters.size + network.statistics.size)
+    assert set(record["communication"]) >= {"down", "up"}
+    assert record["communication"]["down"] >= model
+    assert record["communication"]["up"] >= model
+    if method.startswith(("fedavg", "fedprox")) or method == "feddure":
+        assert record["communication"] == {"down": model, "up": model}
+
+
+@pytest.mark.parametrize(
+    ("method", "labelled", "unlabelled"),
+    [*((name, 5, count) for name in BUILT_IN for count in (6, 0)), *((name, 0, 6) for name in WITH_PSEUDO_LABELS)],
+)
+def test_a_step_never_looks_at_its_data(method, labelled, unlabelled):
+    """Tensors without any content: what would wait for a number, or for a size that hangs on one, fails."""
+    experiment = tiny.experiment({**CHANGES, "method": method})
+    algorithm = methods.make(experiment)
+    network = Network(networks.make("cnn", channels=1, classes=4, norm=algorithm.norm, seed=0), META, "fp32")
+    client = Client(network, experiment, proximal=0.1, classes=4)
+    algorithm.allocate(client)
+    counts = {name: unlabelled if getattr(algorithm.needs, name) else 0 for name in ("plain", "weak", "strong")}
+    views = {name: torch.empty(count, 1, 12, 12, device=META) for name, count in counts.items()}
+    batch = Batch(
+        labelled=torch.empty(labelled, 1, 12, 12, device=META),
+        labels=torch.empty(labelled, dtype=torch.int64, device=META),
+        truth=torch.empty(unlabelled, dtype=torch.int64, device=META),
+        **views,
+    )
+    record = algorithm.step(client, batch)
+    assert all(tensor.device == META for tensor in record.values())

@@ -1,0 +1,173 @@
+"""A module as pure functions: the same logits, gradients and statistics as the module itself."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddure import nn as networks
+from feddure.errors import FeddureWarning
+from feddure.nn.network import Network
+
+CPU = torch.device("cpu")
+CASES = [("cnn", "batch"), ("cnn", "group"), ("resnet9-slim", "batch"), ("resnet9-slim", "group")]
+
+
+def made(name="cnn", norm="batch"):
+    """A network with random statistics, its flat state, its module in double precision, and images."""
+    module = networks.make(name, 3, 4, norm, seed=1).double()
+    generator = torch.Generator().manual_seed(2)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
+    network = Network(module, CPU, "fp64")
+    images = torch.randn(6, 3, 12, 12, generator=generator, dtype=torch.float64)
+    return network, *network.take(module), copy.deepcopy(module), images
+
+
+def statistics_of(module):
+    return {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+
+
+@pytest.mark.parametrize(("name", "norm"), CASES)
+def test_training_pass(name, norm):
+    network, theta, statistics, module, images = made(name, norm)
+    module.train()
+    for batch in images.split(3):
+        torch.testing.assert_close(network.forward(network.weights(theta), statistics, batch), module(batch))
+    tiny.assert_near(network.statistics.views(statistics), statistics_of(module), 1e-12)
+
+
+@pytest.mark.parametrize(("name", "norm"), CASES)
+def test_evaluation_pass_and_state_dict(name, norm):
+    network, theta, statistics, module, images = made(name, norm)
+    before = statistics.clone()
+    logits = network.evaluate(theta, statistics, images)
+    plain = networks.make(name, 3, 4, norm, seed=77).double()
+    found = plain.load_state_dict(network.state_dict(theta, statistics), strict=False)
+    assert not found.unexpected_keys
+    assert all(key.endswith("num_batches_tracked") for key in found.missing_keys)
+    with torch.no_grad():
+        torch.testing.assert_close(logits, plain.eval()(images), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(logits, module.eval()(images), rtol=1e-13, atol=1e-13)
+    assert torch.equal(statistics, before)
+
+
+@pytest.mark.parametrize(("name", "norm"), CASES)
+def test_probing_pass_touches_nothing(name, norm):
+    network, theta, statistics, module, images = made(name, norm)
+    before = theta.clone(), statistics.clone()
+    torch.testing.assert_close(network.probe(network.weights(theta), images), module.train()(images))
+    assert torch.equal(theta, before[0])
+    assert torch.equal(statistics, before[1])
+
+
+@pytest.mark.parametrize(("name", "norm"), CASES)
+def test_gradient(name, norm):
+    network, theta, statistics, module, images = made(name, norm)
+    labels = torch.arange(6) % 4
+    weights = network.weights(theta)
+    loss = F.cross_entropy(network.forward(weights, statistics, images), labels)
+    flat = torch.zeros_like(theta)
+    for place, values in network.gradient(loss, weights):
+        flat[place] = values
+    F.cross_entropy(module.train()(images), labels).backward()
+    expected = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
+    tiny.assert_near(network.parameters.views(flat), expected, 1e-10)
+    assert flat[network.parameters.trained :].abs().sum() == 0
+
+
+def test_one_network_serves_many_weights():
+    network, theta, statistics, _, images = made()
+    other = theta + 0.1
+    first = network.probe(network.weights(theta), images)
+    second = network.probe(network.weights(other), images)
+    assert not torch.allclose(first, second)
+    assert torch.equal(network.probe(network.weights(theta), images), first)
+
+
+def test_measured_statistics_are_the_mean_over_batches():
+    network, theta, statistics, module, images = made()
+    found = network.measure_statistics(theta, statistics, list(images.split(2)))
+    module.train()
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None
+    for batch in images.split(2):
+        module(batch)
+    tiny.assert_near(network.statistics.views(found), statistics_of(module), 1e-12)
+    again = network.measure_statistics(theta, torch.zeros_like(statistics), list(images.split(2)))
+    assert torch.equal(again, found)
+    network.forward(network.weights(theta), statistics, images)  # and the momentum is back where it was
+    _, _, expected, module, images = made()
+    network.forward(network.weights(theta), expected, images)
+    assert torch.equal(statistics, expected)
+
+
+class Odd(nn.Module):
+    """Tied weights, a scalar, an integer buffer, a constant, and batch norm without scale or without memory."""
+
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.first = nn.Conv2d(channels, 4, 3)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.third = nn.Conv2d(4, 4, 3)
+        self.third.weight = self.second.weight
+        self.norm = nn.BatchNorm2d(4, affine=False)
+        self.forgetful = nn.BatchNorm2d(4, track_running_stats=False)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.head = nn.Linear(4, classes)
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2]))
+        self.register_buffer("shift", torch.tensor([0.1, 0.2, 0.3, 0.4]), persistent=False)
+
+    def forward(self, x):
+        x = self.forgetful(self.second(torch.relu(self.norm(self.first(x)))))
+        x = self.third(torch.tanh(x))[:, self.order].mean((2, 3)) + self.shift
+        return self.head(x) * self.temperature
+
+
+def test_networks_with_odd_parts(images):
+    networks.register("odd", Odd)
+    module = networks.make("odd", 1, 4, "batch", 0).double()
+    network = Network(module, CPU, "fp64")
+    theta, statistics = network.take(module)
+    assert network.parameters.size == sum(parameter.numel() for parameter in module.parameters())
+    pixels = torch.randn(5, 1, 12, 12, dtype=torch.float64)
+    torch.testing.assert_close(network.forward(network.weights(theta), statistics, pixels), module.train()(pixels))
+    torch.testing.assert_close(network.evaluate(theta, statistics, pixels), module.eval()(pixels).detach())
+    federation = tiny.finished(tiny.experiment(model="odd", method="feddure"), images)
+    assert torch.isfinite(federation.state["theta"]).all()
+
+
+def test_cumulative_batch_norm_is_run_with_a_momentum_and_says_so():
+    with pytest.warns(FeddureWarning, match="momentum"):
+        Network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None)), CPU, "fp64")
+
+
+def test_the_module_given_is_left_alone():
+    module = networks.make("cnn", 1, 4, "batch", 0)
+    before = copy.deepcopy(module.state_dict())
+    network = Network(module, CPU, "fp64")
+    theta, statistics = network.take(module)
+    network.forward(network.weights(theta), statistics, torch.randn(4, 1, 12, 12, dtype=torch.float64))
+    tiny.assert_equal(module.state_dict(), before)
+    assert module.training
+
+
+def test_single_and_half_precision_keep_full_precision_weights():
+    module = networks.make("cnn", 1, 4, "batch", 0)
+    for precision, compute in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        network = Network(module, CPU, precision)
+        theta, statistics = network.take(module)
+        weights = network.weights(theta)
+        assert theta.dtype == statistics.dtype == torch.float32
+        assert weights.named["0.0.weight"].dtype == compute
+        assert weights.named["0.1.weight"].dtype == torch.float32
+        logits = network.forward(weights, statistics, torch.randn(4, 1, 12, 12).to(compute))
+        assert logits.dtype == torch.float32
+        for _, values in network.gradient(logits.sum(), weights):
+            assert values.dtype in (compute, torch.float32)

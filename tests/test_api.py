@@ -1,0 +1,183 @@
+"""The package from Python: objects in, a finished run out."""
+
+import functools
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from torch import nn
+
+import feddure
+from feddure import api
+from feddure.config import Experiment
+from feddure.errors import ConfigError, DataError, RunError
+
+SMALL = {
+    "partition.clients": 4,
+    "partition.labels_per_class": 3,
+    "clients_per_round": 2,
+    "labelled_batch": 5,
+    "unlabelled_batch": 6,
+    "evaluate_every": 1,
+    "engine.device": "cpu",
+    "engine.precision": "fp64",
+}
+
+
+class Halved(feddure.Method):
+    """Descends on half the cross entropy."""
+
+    def step(self, client, batch):
+        (logits,) = client.model(batch.labelled)
+        loss = feddure.mean(feddure.cross_entropy(logits, batch.labels)) / 2
+        client.descend(loss)
+        return {"loss": loss.detach()}
+
+
+class Linear(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.head = nn.Linear(channels * 144, classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(quiet):
+    """Nearly all tests here are about numbers."""
+
+
+def run(images, out, **arguments):
+    about = {"dataset": images, "method": "fedavg", "model": "cnn", "rounds": 2, "progress": False}
+    sets = SMALL | arguments.pop("sets", {})
+    return feddure.run(**(about | arguments), out=out, sets=sets)
+
+
+def test_objects_in_a_finished_run_out(images, tmp_path, monkeypatch):
+    monkeypatch.undo()  # this one with its report
+    done = run(images, tmp_path / "run", method=Halved, model=Linear, rounds=3)
+    assert [record["round"] for record in done.metrics] == [1, 2, 3]
+    assert done.summary.rounds == 3
+    assert done.summary.accuracy_last == done.metrics[-1]["test"]["accuracy"]
+    assert isinstance(done.experiment, Experiment)
+    assert isinstance(done.model, Linear)
+    assert not done.model.training
+    assert done.report() == tmp_path / "run" / "report.html"
+    assert "accuracy" in done.report().read_text()
+    assert str(tmp_path / "run") in repr(done)
+
+
+def test_the_model_is_what_was_evaluated(images, tmp_path):
+    done = run(images, tmp_path / "run", setting="iid-iid", sets={"optimizer.learning_rate": 0.01}, method="fedavg-sl")
+    pixels = (torch.from_numpy(images.test_images).permute(0, 3, 1, 2).double() / 255 - 0.35) / 0.25
+    with torch.no_grad():
+        predicted = done.model.double()(pixels).argmax(1).numpy()
+    assert (predicted == images.test_labels).mean() == done.metrics[-1]["test"]["accuracy"]
+    assert done.summary.accuracy_last > 0.4
+
+
+def test_a_run_can_be_opened_again(images, tmp_path):
+    done = run(images, tmp_path / "run")
+    again = feddure.Run(tmp_path / "run")
+    assert again.metrics == done.metrics
+    assert again.experiment == done.experiment
+
+
+def test_a_finished_run_resumes_from_its_folder_alone(images, tmp_path):
+    done = run(images, tmp_path / "run")
+    again = feddure.run(dataset=images, out=tmp_path / "run", resume=True, progress=False)
+    assert again.metrics == done.metrics
+
+
+def test_names_and_objects_mean_the_same(images, tmp_path):
+    feddure.register_method("halved", Halved)
+    feddure.register_network("linear", Linear)
+    by_name = run(images, tmp_path / "name", method="halved", model="linear")
+    by_object = run(images, tmp_path / "object", method=Halved, model=Linear)
+    assert by_name.metrics == by_object.metrics
+    assert by_object.experiment.method == f"{__name__}:Halved"
+
+
+def test_a_function_that_makes_the_network(images, tmp_path):
+    done = run(images, tmp_path / "run", model=lambda channels, classes: Linear(channels, classes))
+    assert isinstance(done.model, Linear)
+
+
+def test_a_preset_with_changes(tmp_path, images):
+    done = feddure.run(
+        "demo", dataset=images, method="fedavg-matched", seed=4, rounds=1, out=tmp_path, progress=False, sets=SMALL
+    )
+    assert done.experiment.seed == 4
+    assert done.experiment.local_steps == 5
+    assert done.metrics[0]["steps"] == [5, 5]
+
+
+def test_registered_data_sets(images, tmp_path):
+    feddure.register_dataset("bands", lambda: images)
+    assert run("bands", tmp_path / "run").metrics == run(images, tmp_path / "object").metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"method": "fedmagic"}, ConfigError, "fedmagic"),
+        ({"method": dict}, ConfigError, "Method"),
+        ({"model": nn.Linear(3, 3)}, ConfigError, "expected a name, a class or a function"),
+        ({"model": functools.partial(Linear)}, ConfigError, "expected a name, a class or a function"),
+        ({"model": lambda channels, classes: 3}, ConfigError, "made a int, expected a torch.nn.Module"),
+        ({"model": lambda channels, classes: Linear(channels, 3)}, ConfigError, r"gave \[2, 3\].* expected .*\[2, 4\]"),
+        ({"model": lambda channels, classes: Linear(9, classes)}, ConfigError, "cannot take images of 12 × 12 pixels"),
+        ({"dataset": "no-such-data"}, DataError, "there is no data set 'no-such-data'"),
+        ({"dataset": tiny.dataset(labels=np.zeros(160))}, DataError, "labels have dtype float64"),
+        ({"dataset": tiny.dataset(side=4)}, DataError, "images are 4 × 4 pixels"),
+        ({"rounds": 0}, ConfigError, "rounds: 0 was given"),
+        ({"preset": "demo", "config_file": "mine.yaml"}, ConfigError, "both given"),
+        ({"resume": True}, RunError, "no run is there to resume"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(images, tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        run(images, tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_needs_a_folder():
+    with pytest.raises(RunError, match="name the folder"):
+        feddure.run(resume=True)
+
+
+def test_a_network_that_cannot_take_the_images_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(ConfigError, match="resnet9-slim' cannot take images of 5 × 5 pixels") as caught:
+        run(tiny.dataset(size=100, side=5), tmp_path / "run", model="resnet9-slim")
+    assert caught.value.__cause__ is not None
+
+
+def test_default_folders_do_not_collide(tmp_path):
+    experiment = tiny.experiment(dataset="folder:my/pictures?size=8")
+    first = api.default_folder(experiment, tmp_path)
+    assert first.parent == tmp_path
+    first.mkdir()
+    second = api.default_folder(experiment, tmp_path)
+    second.mkdir()
+    assert len({first, second, api.default_folder(experiment, tmp_path)}) == 3
+
+
+@pytest.mark.parametrize("change", ["read-only", "backwards"])
+def test_arrays_of_any_kind(images, tmp_path, change, recwarn):
+    if change == "read-only":
+        pixels = images.images.copy()
+        pixels.flags.writeable = False
+        expected = images
+    else:
+        pixels = images.images[:, ::-1]
+        expected = tiny.dataset(images=np.ascontiguousarray(pixels))
+    done = run(tiny.dataset(images=pixels), tmp_path / "odd", rounds=1)
+    assert done.metrics == run(expected, tmp_path / "plain", rounds=1).metrics
+    assert not [warning for warning in recwarn if "writable" in str(warning.message)]
+
+
+def test_everything_promised_is_there():
+    for name in feddure.__all__:
+        assert hasattr(feddure, name)
