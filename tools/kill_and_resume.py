@@ -21,7 +21,7 @@ from pathlib import Path
 
 FILES = ("metrics.jsonl", "checkpoint/state.safetensors", "model.safetensors", "partition.npz", "config.yaml")
 COMMAND = (sys.executable, "-c", "from feddure.cli import main; main()", "run")
-ROUNDS_PER_KILL = 3
+MOST_ROUNDS = 3  # between two kills, as long as rounds take some milliseconds
 PATIENCE = 120.0  # seconds without a new round after which something is wrong
 
 
@@ -80,15 +80,12 @@ def kill_once(folder: Path, rounds: int, chance: random.Random, number: int, sta
         time.sleep(moment)
         when = f"{moment:.2f} s after its start"
     else:
-        # A resumed run first drops the rounds after its checkpoint: wait until it has begun to add new ones.
-        more = chance.randint(0, ROUNDS_PER_KILL)
-        wait_for_rounds(process, folder, before + more)
-        time.sleep(chance.uniform(0, 0.1))
+        wait_for_rounds(process, folder, before + chance.randint(1, MOST_ROUNDS))
+        time.sleep(chance.uniform(0, 0.03))
         when = f"with {rounds_done(folder)} rounds on disk"
     process.send_signal(signal.SIGKILL)
-    code = process.wait()
-    if code >= 0:
-        raise SystemExit(f"the run ended by itself with exit code {code}; see {folder}.log")
+    if process.wait() != -signal.SIGKILL:
+        raise SystemExit(f"the run ended by itself with exit code {process.returncode}; see {folder}.log")
     return when
 
 
@@ -104,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     chance = random.Random(seed)
-    rounds = ROUNDS_PER_KILL * arguments.times + 10
+    rounds = 4 * MOST_ROUNDS * arguments.times + 10
     work = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     whole, killed = work / "whole", work / "killed"
 
@@ -116,7 +113,7 @@ def main() -> int:
     if process.wait() != 0:
         raise SystemExit(f"the uninterrupted run failed; see {whole}.log")
     for number in range(arguments.times):
-        when = kill_once(killed, rounds, chance, number, 1.2 * startup)
+        when = kill_once(killed, rounds, chance, number, startup)
         print(f"kill {number + 1}: {when}")
     if start(killed, rounds).wait() != 0:
         raise SystemExit(f"the last resume failed; see {killed}.log")

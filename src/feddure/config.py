@@ -126,7 +126,9 @@ class FedMatch(_Section):
     learning_rate: float = Field(1e-3, gt=0, description="SGD's learning rate under optimizer: original.")
     threshold: float = Field(0.75, ge=0, le=1, description="Least confidence of an unlabelled image that counts.")
     helpers: int = Field(2, ge=1, description="Number H of helper models a client receives.")
-    helper_every: int = Field(10, ge=1, description="Helpers are sent in every round of this multiple.")
+    helper_every: int = Field(
+        10, ge=1, description="Helpers are sent, and count, in rounds whose number is a multiple of this."
+    )
     lambda_s: float = Field(10.0, ge=0, description="Weight of the supervised loss.")
     lambda_i: float = Field(1e-2, ge=0, description="Weight of the inter-client consistency.")
     lambda_a: float = Field(1e-2, ge=0, description="Weight of the agreement pseudo labels.")

@@ -132,7 +132,7 @@ class FedMatch(Method):
     # --- on the server -------------------------------------------------------------------------------
     def prepare(self, network: Network, shape: tuple[int, int, int]) -> None:
         self.network = network
-        self.noise = torch.from_numpy(noise_image(shape, self.experiment.seed)).to(network.device, network.compute)
+        self.noise = torch.from_numpy(noise_image(shape)).to(network.device, network.compute)
 
     def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
         psi = self.options.psi_factor * theta * self.network.ordinary
@@ -187,10 +187,10 @@ class FedMatch(Method):
         return {"down": whole + 4 * received["sigma"].numel() + sum(down), "up": whole + sum(up)}
 
 
-def noise_image(shape: tuple[int, int, int], seed: int) -> np.ndarray:
+def noise_image(shape: tuple[int, int, int]) -> np.ndarray:
     """A batch of one image of Gaussian noise, as bright and as strong as a normalised image is on average."""
     height, width, channels = shape
-    bits = draws.bits(height * width * channels, seed, "noise-image") >> np.uint64(11)
+    bits = draws.bits(height * width * channels, "noise-image") >> np.uint64(11)
     return ndtri((bits + 0.5) / 2.0**53).reshape(1, channels, height, width)
 
 

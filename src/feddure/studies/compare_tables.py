@@ -226,10 +226,8 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _bytes(runs: Sequence[Run], way: str) -> float | None:
     """Bytes of a run in all its rounds; None where a round does not say."""
-    each = [[(record.get("communication") or {}).get(way) for record in run.metrics] for run in runs]
-    if any(size is None for sizes in each for size in sizes):
-        return None
-    return statistics.fmean(sum(sizes) for sizes in each)
+    told = [record.get("communication") or {} for run in runs for record in run.metrics]
+    return sum(sizes[way] for sizes in told) / len(runs) if all(way in sizes for sizes in told) else None
 
 
 def _rounded(value: float | None, digits: int = 6) -> float | int | str:

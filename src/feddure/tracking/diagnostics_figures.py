@@ -345,16 +345,9 @@ def _against_rounds(plot: _Plot, traces: Mapping[str, Trace], colours: Mapping[s
 
 def _paint(axes: Axes, plot: _Plot, found: Trace, colour: str, run: str) -> None:
     """The lines of a run; where it shares the panel with others, only its own line under its name."""
-    rounds = found["round"]
-    axes.plot(rounds, found[plot.solid[0]], color=colour, linewidth=0.7, alpha=0.4)
-    axes.plot(
-        rounds,
-        running_mean(found[plot.solid[0]]),
-        color=colour,
-        linewidth=1.7,
-        label=run or plot.solid[1],
-        clip_on=False,
-    )
+    rounds, values, name = found["round"], found[plot.solid[0]], run or plot.solid[1]
+    axes.plot(rounds, values, color=colour, linewidth=0.7, alpha=0.4)
+    axes.plot(rounds, running_mean(values), color=colour, linewidth=1.7, label=name, clip_on=False)
     if plot.dashed[0] in found and not run:
         values, colour_of_dashes = found[plot.dashed[0]], plot.dashed_colour or style.INK
         axes.plot(rounds, running_mean(values), "--", color=colour_of_dashes, linewidth=1.3, label=plot.dashed[1])
