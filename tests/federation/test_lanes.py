@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 
+from feddure.errors import FeddureWarning
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Lanes, Stopped
 from feddure.methods.base import Method
@@ -100,3 +101,33 @@ def test_engines_do_not_mix_up_data_sets():
         fresh = tiny.dataset(size=8 + 4 * seed)
         assert len(engine.feed(fresh).labels) == 8 + 4 * seed
         del fresh
+
+
+def test_out_of_memory_goes_on_with_fewer_lanes(images, monkeypatch):
+    tasks = many_tasks(images, "fedavg-matched")
+    expected = Lanes(torch.device("cpu"), 1).run(tasks)
+    engine = Engine(tiny.experiment({"engine.lanes": 4}).engine)
+    really = Lanes.run
+
+    def crowded(self, tasks):
+        if self.limit > 1:
+            raise torch.cuda.OutOfMemoryError("too many lanes")
+        return really(self, tasks)
+
+    monkeypatch.setattr(Lanes, "run", crowded)
+    with pytest.warns(FeddureWarning) as notes:
+        found = engine.run(tasks)
+    assert [str(note.message) for note in notes] == [
+        "out of GPU memory: going on with 2 lanes",
+        "out of GPU memory: going on with 1 lanes",
+    ]
+    assert_same_results(found, expected)
+
+
+def test_out_of_memory_with_one_lane_is_the_users_to_solve(images, monkeypatch):
+    def full(self, tasks):
+        raise torch.cuda.OutOfMemoryError("even one is too many")
+
+    monkeypatch.setattr(Lanes, "run", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        Engine(tiny.experiment().engine).run([])

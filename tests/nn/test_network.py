@@ -3,11 +3,11 @@
 import copy
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tiny
 from feddure import nn as networks
 from feddure.errors import FeddureWarning
 from feddure.nn.network import Network

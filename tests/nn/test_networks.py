@@ -1,10 +1,10 @@
 """The built-in networks, by name, and a user's own."""
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
+import tiny
 from feddure import nn as networks
 from feddure.errors import ConfigError
 from feddure.nn.resnet import ResNet9

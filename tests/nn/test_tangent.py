@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from feddure import nn as networks
+from feddure.errors import FeddureWarning
 from feddure.nn import tangent
 from feddure.nn.network import Network
 
@@ -166,4 +167,5 @@ class Cubed(nn.Module):
 def test_a_layer_without_forward_mode_falls_back_to_double_backward():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 4, 3), Cubed(), nn.Flatten(), nn.Linear(400, 4))
-    assert_tangent_is_exact(module, pixels(), explicit=False)
+    with pytest.warns(FeddureWarning, match="double backpropagation"):
+        assert_tangent_is_exact(module, pixels(), explicit=False)

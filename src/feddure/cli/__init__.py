@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddure.cli import config, data, partition, report, run
+from feddure.cli import compare, config, data, partition, report, run, theory
 from feddure.errors import FeddureError, FeddureWarning
 from feddure.version import VERSION
 
@@ -35,9 +35,11 @@ def root(
 
 
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("partition")(partition.partition)
 app.add_typer(data.app, name="data")
+app.command("theory")(theory.theory)
 app.command("config")(config.show)
 
 

@@ -130,7 +130,7 @@ def _table(content: tuple[list[str], list[list[str]]], caption: str, numbers_fro
         padding=(0, 1, 0, 0),
     )
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place > 1)
+        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place != 1)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -178,5 +178,5 @@ def weighted_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
     for name in uploads[0]:
         stacked = torch.stack([upload[name] for upload in uploads])
         shares = torch.tensor([w / total for w in weights], dtype=stacked.dtype, device=stacked.device)
-        result[name] = (shares.unsqueeze(1) * stacked).sum(0)
+        result[name] = (shares.view(-1, *[1] * (stacked.dim() - 1)) * stacked).sum(0)
     return result

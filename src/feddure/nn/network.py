@@ -58,6 +58,7 @@ class Network:
         self._evaluating = copy.deepcopy(skeleton).eval()
         self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
         self._explicit = tangent.supports(self._probing)
+        self._forward_mode = True  # until a layer turns out to have none
         self._forward: Callable[..., Tensor]
         self._probe: Callable[..., Tensor]
         self._tangent: Callable[..., tuple[Tensor, Tensor]]
@@ -180,8 +181,23 @@ class Network:
             return logits.to(self.master), derivative.to(self.master)
         fixed = {name: tensor for name, tensor in named.items() if name not in along}
         moving = {name: named[name] for name in along}
-        both = torch.func.jvp(lambda m: self._run_probing({**m, **fixed}, images), (moving,), (along,))
-        return both[0], both[1]
+
+        def logits_at(moving: Named) -> Tensor:
+            return self._run_probing({**moving, **fixed}, images)
+
+        if self._forward_mode:
+            try:
+                both = torch.func.jvp(logits_at, (moving,), (along,))
+                return both[0], both[1]
+            except (RuntimeError, NotImplementedError) as error:
+                self._forward_mode = False
+                reason = str(error).strip().partition("\n")[0]
+                warnings.warn(
+                    f"the network has no forward-mode derivative ({reason}): double backpropagation takes its place",
+                    FeddureWarning,
+                    stacklevel=2,
+                )
+        return _by_double_backward(logits_at, moving, along)
 
     def _frozen(self, flat: Tensor) -> Named:
         start = self.parameters.trained
@@ -192,6 +208,20 @@ class Network:
         """The groups of trained tensors that are not empty."""
         cast, precise = self.parameters.groups
         return ["cast"] * (cast.stop > 0) + ["precise"] * (precise.stop > precise.start)
+
+
+def _by_double_backward(function: Callable[[Named], Tensor], moving: Named, along: Named) -> tuple[Tensor, Tensor]:
+    """A function and its derivative along a direction: J v is the derivative of cᵀ J v with respect to c."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not again:
+            moving = {name: tensor.detach().requires_grad_() for name, tensor in moving.items()}
+        output = function(moving)
+        c = torch.zeros_like(output, requires_grad=True)
+        rows = torch.autograd.grad(output, list(moving.values()), c, create_graph=True, materialize_grads=True)
+        product = torch.stack([(row * along[name]).sum() for name, row in zip(moving, rows, strict=True)]).sum()
+        (derivative,) = torch.autograd.grad(product, c, create_graph=again)
+    return (output, derivative) if again else (output.detach(), derivative.detach())
 
 
 def _descend(flat: Tensor, gradient: Tensor, rate: float) -> Tensor:

@@ -34,10 +34,17 @@ class Residual(nn.Module):
 
 
 def supports(module: nn.Module) -> bool:
-    """Whether every layer of the module has its rule here."""
-    if isinstance(module, nn.Sequential | Residual):
+    """Whether every layer of the module has its rule here, and no two places share parameters."""
+    every = list(module.named_parameters(remove_duplicate=False))
+    if len(every) != len(list(module.parameters())):
+        return False
+    if _is_chain(module):
         return all(supports(child) for child in module.children())
     return type(module) in _RULES and not (isinstance(module, nn.Conv2d) and module.padding_mode != "zeros")
+
+
+def _is_chain(module: nn.Module) -> bool:
+    return type(module) is Residual or type(module).forward is nn.Sequential.forward
 
 
 def derivative(module: nn.Module, weights: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +60,8 @@ def _carry(module: nn.Module, prefix: str, weights: Named, along: Named, pair: P
         y, dy = _carry(module.inner, prefix + "inner.", weights, along, pair)
         return x + y, dy if dx is None else dx if dy is None else dx + dy
     if isinstance(module, nn.Sequential):
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children() leaves out a second place
+            assert child is not None
             pair = _carry(child, f"{prefix}{name}.", weights, along, pair)
         return pair
     names = [name for name, _ in module.named_parameters()]
@@ -71,13 +79,17 @@ def _sum(*terms: Tensor | None) -> Tensor | None:
 
 
 def _linear_map(apply: Callable[..., Tensor], values: dict, changes: dict, pair: Pair) -> Pair:
-    """Rule of y = A(x; weight) + bias."""
-    (x, dx), weight = pair, values["weight"]
-    dy = _sum(
-        None if dx is None else apply(dx, weight, None),
-        None if changes["weight"] is None else apply(x, changes["weight"], changes.get("bias")),
-    )
-    return apply(x, weight, values.get("bias")), dy
+    """Rule of y = A(x; weight) + bias, with each bias shaped as it is added."""
+    (x, dx), weight, bias = pair, values["weight"], values.get("bias")
+    y = apply(x, weight, bias)
+    dweight, dbias = changes["weight"], changes.get("bias")
+    if dweight is not None:
+        moved: Tensor | None = apply(x, dweight, dbias)
+    elif dbias is not None:
+        moved = dbias.view(-1, *[1] * (y.dim() - 2)).expand_as(y)
+    else:
+        moved = None
+    return y, _sum(None if dx is None else apply(dx, weight, None), moved)
 
 
 def _convolution(layer, values: dict, changes: dict, pair: Pair) -> Pair:

@@ -36,6 +36,7 @@ def mean_curves(plan: Plan, runs: Sequence[Run]) -> Figure:
         for method, curve in curves.items()
     }
     canvas = figures.accuracy(means)
+    canvas.texts[0].set_text("Test accuracy, mean over seeds; the bands reach from the lowest seed to the highest")
     axes = canvas.axes[0]
     for place, curve in enumerate(curves.values()):
         low, high = ([end(values) for _, values in curve] for end in (min, max))

@@ -17,7 +17,10 @@ from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, Summary, duration, number, points, summarise
 
 CONFIDENCE = 0.95
-ACCURACIES = {"last10": "mean of the last 10 evaluations", "last": "last round"}
+ACCURACIES = ("last10", "last")
+"""The mean of the last ten evaluations, which comparisons use, and the last round."""
+
+_SAME = 1e-12  # accuracies that differ by less differ by rounding
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Row:
     steps_per_client: float  # and round
     last: Spread
     last10: Spread
-    mean_of: str  # what last10 is the mean of: a short run has fewer than ten evaluations
+    mean_of: str  # what last10 is the mean of, as a short run has fewer than ten evaluations
     bytes_down: float | None
     bytes_up: float | None
     seconds: float | None
@@ -52,7 +55,7 @@ class Pair:
 
     method: str
     against: str
-    accuracy: str  # a key of ACCURACIES
+    accuracy: str  # one of ACCURACIES
     seeds: int
     difference: float
     low: float | None = None  # of the interval; None where the seeds cannot give one
@@ -64,7 +67,7 @@ class Pair:
         if self.seeds < 2:
             return "one seed cannot tell"
         if self.low is None or self.high is None:
-            return "no difference" if self.difference == 0 else "the same on every seed, more seeds are needed"
+            return "no difference" if abs(self.difference) < _SAME else "equal on all seeds: more seeds are needed"
         if self.low <= 0 <= self.high:
             return "no difference can be told"
         ends = sorted(abs(100 * end) for end in (self.low, self.high))
@@ -99,7 +102,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     """
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
     mean = statistics.fmean(differences)
-    if len(differences) < 2 or max(differences) - min(differences) < 1e-12:
+    if len(differences) < 2 or max(differences) - min(differences) < _SAME:
         return mean, None, None
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     half = float(student.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)) * error
@@ -155,7 +158,7 @@ def explain_pairs(plan: Plan, against: str) -> str:
     if len(plan.seeds) == 1:
         interval = "One seed gives no interval: a difference this size may well be chance"
     else:
-        interval = f"95 % interval by Student's t over {len(plan.seeds)} seeds"
+        interval = f"Each has its own 95 % interval, by Student's t over {len(plan.seeds)} seeds"
     return f"Points of accuracy (last 10) beyond {against} on the same seeds. {interval}."
 
 
@@ -206,7 +209,7 @@ def _row(method: str, runs: Sequence[Run]) -> Row:
         steps_per_client=statistics.fmean(found.mean_local_steps or 0.0 for found in summaries),
         last=_spread([_accuracy(found, "last") for found in summaries]),
         last10=_spread([_accuracy(found, "last10") for found in summaries]),
-        mean_of=summaries[0].mean_of,
+        mean_of=summaries[0].mean_of + " evaluations" * (summaries[0].evaluations > 1),
         bytes_down=_bytes(runs, "down"),
         bytes_up=_bytes(runs, "up"),
         seconds=statistics.fmean(seconds) if seconds else None,
@@ -237,7 +240,9 @@ def _rounded(value: float | None, digits: int = 6) -> float | int | str:
 
 
 def _with_deviation(spread: Spread) -> str:
-    return points(spread.mean) + ("" if spread.deviation is None else f" ± {points(spread.deviation)}")
+    if spread.deviation is None:
+        return points(spread.mean)
+    return f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}"  # more digits would be lost in the spread
 
 
 def _points(share: float) -> str:

@@ -12,6 +12,7 @@ from feddure.files import write_whole
 from feddure.studies import theory_findings as findings
 from feddure.studies import theory_mathematics as mathematics
 from feddure.studies.theory import SMALLEST, Record, Study
+from feddure.studies.theory_figures import figure
 from feddure.studies.theory_findings import Finding, Fit
 from feddure.tracking import style
 
@@ -54,8 +55,6 @@ def summary(study: Study) -> dict[str, Any]:
 
 def write(study: Study, folder: Path, report: dict[str, Any]) -> None:
     """Write the four files into the folder, each whole or not at all, and touch nothing else there."""
-    from feddure.studies.theory_figures import figure
-
     contents = (
         table_of_records(study).encode(),
         (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(),

@@ -330,8 +330,7 @@ def _against_rounds(plot: _Plot, traces: Mapping[str, Trace], colours: Mapping[s
                 _paint(panels[-1], plot, traces[label], colours[label], _short(label) if together else "")
             longest = traces[max(labels, key=lambda label: len(traces[label]["round"]))]
             if plot.dotted[0] in longest:
-                level = running_mean(longest[plot.dotted[0]])
-                panels[-1].plot(longest["round"], level, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
+                _mean_line(panels[-1], longest, *plot.dotted, color=style.INK, linewidth=1.2, linestyle=":")
             if columns > 1:
                 panels[-1].set_title(_short(labels[0]), size=8.5, weight="normal")
             panels[-1].set_xlabel("round" if index + columns >= len(groups) else "")
@@ -345,17 +344,20 @@ def _against_rounds(plot: _Plot, traces: Mapping[str, Trace], colours: Mapping[s
 
 def _paint(axes: Axes, plot: _Plot, found: Trace, colour: str, run: str) -> None:
     """The lines of a run; where it shares the panel with others, only its own line under its name."""
-    rounds, values, name = found["round"], found[plot.solid[0]], run or plot.solid[1]
-    axes.plot(rounds, values, color=colour, linewidth=0.7, alpha=0.4)
-    axes.plot(rounds, running_mean(values), color=colour, linewidth=1.7, label=name, clip_on=False)
+    faint: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.4}
+    axes.plot(found["round"], found[plot.solid[0]], color=colour, **faint)
+    _mean_line(axes, found, plot.solid[0], run or plot.solid[1], color=colour, linewidth=1.7, clip_on=False)
     if plot.dashed[0] in found and not run:
-        values, colour_of_dashes = found[plot.dashed[0]], plot.dashed_colour or style.INK
-        axes.plot(rounds, running_mean(values), "--", color=colour_of_dashes, linewidth=1.3, label=plot.dashed[1])
+        _mean_line(axes, found, *plot.dashed, color=plot.dashed_colour or style.INK, linewidth=1.3, linestyle="--")
         if plot.dashed_colour:
-            axes.plot(rounds, values, color=plot.dashed_colour, linewidth=0.7, alpha=0.4)
+            axes.plot(found["round"], found[plot.dashed[0]], color=plot.dashed_colour, **faint)
     if plot.band[0] in found:
         low, high, name = found[plot.band[0]], found[plot.band[1]], plot.band[2]
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0, label=name)
+        axes.fill_between(found["round"], low, high, color=colour, alpha=0.18, linewidth=0, label=name)
+
+
+def _mean_line(axes: Axes, found: Trace, quantity: str, name: str, **looks: Any) -> None:
+    axes.plot(found["round"], running_mean(found[quantity]), label=name, **looks)
 
 
 def _same_limits(panels: Sequence[Axes], plot: _Plot) -> None:
@@ -369,6 +371,7 @@ def _same_limits(panels: Sequence[Axes], plot: _Plot) -> None:
         axes.set(xlim=(0, last), ylim=(low, high))
         if low < 0:
             axes.axhline(0, color=style.MUTED, linewidth=0.8)
+        axes.tick_params(left=False, bottom=False)  # the grid shows the same, in less room
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICKS, integer=True))
         if plot.share:
@@ -410,7 +413,7 @@ def _by_class(runs: Runs, classes: Sequence[str]) -> Figure:
                 axes.xaxis.set_major_formatter(_PERCENT)
             axes.set_yticks(shown, [classes[place] for place in shown] if axes is panels[0] else [""] * len(shown))
             axes.set_ylim(len(classes) - 0.5, -0.5)
-            axes.tick_params(axis="y", length=0)
+            axes.tick_params(left=False, bottom=False)
             axes.set_title(title, size=8.5, weight="normal")
         _legend(canvas, panels)
         return canvas

@@ -1,0 +1,34 @@
+"""A method of your own in a few lines, beside the yardstick with the same number of local steps.
+
+    python examples/own_method.py
+
+Entropy minimisation (Grandvalet & Bengio, 2005): unlabelled images should be classified with confidence.
+"""
+
+import argparse
+
+from torch import Tensor
+
+import feddure
+
+
+class EntropyMinimisation(feddure.Method):
+    """Cross entropy on labelled images plus the predictions' entropy on unlabelled ones."""
+
+    needs = feddure.Needs(weak=True)
+
+    def step(self, client: feddure.Client, batch: feddure.Batch) -> dict[str, Tensor]:
+        labelled, weak = client.model(batch.labelled, batch.weak)
+        supervised = feddure.mean(feddure.cross_entropy(labelled, batch.labels))
+        entropy = feddure.mean(-(weak.softmax(1) * weak.log_softmax(1)).sum(1))
+        client.descend(supervised + self.experiment.options.get("weight", 0.3) * entropy)
+        return {"loss": supervised.detach(), "entropy": entropy.detach()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    rounds = parser.parse_args().rounds
+    for method in (EntropyMinimisation, "fedavg-matched"):
+        run = feddure.run("demo", method=method, rounds=rounds, progress=False, sets={"options.weight": 0.1})
+        print(f"{run.experiment.method}: accuracy {run.summary.accuracy_last10:.3f}, report in {run.folder}")

@@ -1,0 +1,379 @@
+"""Comparisons: equal conditions, the same results as single runs, and verdicts that chance cannot earn."""
+
+import csv
+import math
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from feddure.errors import ConfigError, RunError
+from feddure.federation import checkpoint, runs
+from feddure.studies import compare_report, compare_tables
+from feddure.studies.compare import compare
+from feddure.studies.compare_plan import Plan, make_plan, read_plan, run_folder
+from feddure.studies.compare_tables import Pair, paired
+from feddure.tracking import records
+
+METHODS = ("fedavg", "fedavg-matched", "feddure")
+write_report = compare_report.write
+SAME = ("metrics.jsonl", "model.safetensors", "partition.npz", "config.yaml", str(checkpoint.FILE))
+
+
+class Quiet:
+    """TensorBoard takes a second to import; here nobody looks at it."""
+
+    def __init__(self, *_):
+        pass
+
+    def round_done(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setattr(runs, "TensorBoard", Quiet)
+    monkeypatch.setattr(runs, "write_report", lambda folders, out: out.write_text("report"))
+    monkeypatch.setattr(compare_report, "write", lambda folder, *_: folder / "report.html")
+
+
+@pytest.fixture
+def _with_report(_quiet, monkeypatch):
+    monkeypatch.setattr(compare_report, "write", write_report)
+
+
+def compared(images, folder, methods=METHODS, seeds=(0,), resume=False, against=None, **changes):
+    plan = make_plan(methods, seeds, against, read_plan(folder) if resume else None)
+    return compare(plan, tiny.experiment(changes), images, folder, resume, progress=False)
+
+
+def stop_after(monkeypatch, turns):
+    """Ask to stop when the lanes have taken so many turns."""
+    taken = iter(range(10**9))
+    monkeypatch.setattr(runs._Stop, "__call__", lambda self: next(taken) >= turns)
+    monkeypatch.setattr(runs._Stop, "signal", 2)
+
+
+def contents(folder):
+    return {(run.name, name): (run / name).read_bytes() for run in folder.iterdir() if run.is_dir() for name in SAME}
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(path):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]
+
+
+# --- equal conditions ----------------------------------------------------------------------------------
+
+
+def test_methods_share_partition_and_clients_seed_by_seed(images, tmp_path):
+    found = compared(images, tmp_path / "out", seeds=(0, 5), rounds=3).runs
+    by_seed = {seed: [run for run in found if run.experiment.seed == seed] for seed in (0, 5)}
+    hashes, clients = {}, {}
+    for seed, group in by_seed.items():
+        assert [run.experiment.method for run in group] == list(METHODS)
+        (hashes[seed],) = {run.partition["sha256"] for run in group}
+        (clients[seed],) = {str([record["clients"] for record in run.metrics]) for run in group}
+    assert hashes[0] != hashes[5]
+    assert clients[0] != clients[5]
+
+
+@pytest.mark.parametrize("engine", [{}, {"engine.lanes": 3}, {"engine.precision": "fp32"}])
+def test_runs_side_by_side_equal_separate_ones(images, tmp_path, engine):
+    compared(images, tmp_path / "out", seeds=(0, 1), **engine)
+    for method in METHODS:
+        for seed in (0, 1):
+            wanted = tiny.experiment({"method": method, "seed": seed, **engine})
+            runs.execute(wanted, images, run_folder(tmp_path / "alone", method, seed), progress=False)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_time_is_a_runs_own_on_one_lane_and_shared_on_several(images, tmp_path):
+    for lanes, sharing, words in ((1, 1, "this run"), (2, 3, "3 runs together")):
+        found = compared(images, tmp_path / str(lanes), **{"engine.lanes": lanes})
+        assert {record["shared_by"] for run in found.runs for record in run.timing} == {sharing}
+        assert {row["seconds_are_of"] for row in table(tmp_path / str(lanes) / "comparison.csv")} == {words}
+
+
+def test_runs_that_share_an_engine_have_the_same_engine_options(images, tmp_path):
+    experiments = [tiny.experiment(), tiny.experiment({"seed": 1, "engine.lanes": 2})]
+    with pytest.raises(ConfigError, match="different engine options"):
+        runs.prepare(experiments, images, [tmp_path / "a", tmp_path / "b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- stopping and going on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [0, 5, 40])
+def test_a_stopped_comparison_resumes_to_the_same_results(images, tmp_path, monkeypatch, turns):
+    changes = {"rounds": 4, "checkpoint_every": 3}
+    compared(images, tmp_path / "whole", **changes)
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        stop_after(patch, turns)
+        with pytest.raises(runs.Interrupted, match=f"feddure compare --out {folder} --resume") as caught:
+            compared(images, folder, **changes)
+    assert caught.value.exit_code == 130
+    assert not (folder / "comparison.csv").exists()
+    compared(images, folder, methods=(), seeds=(), resume=True, **changes)
+    assert contents(folder) == contents(tmp_path / "whole")
+    for name in ("comparison.csv", "paired.csv"):
+        assert without_times(folder / name) == without_times(tmp_path / "whole" / name)
+
+
+def test_a_crash_between_two_members_checkpoints_loses_nothing(images, tmp_path, monkeypatch):
+    changes = {"rounds": 4, "checkpoint_every": 1}
+    compared(images, tmp_path / "whole", **changes)
+    write, written = checkpoint.write, iter(range(100))
+
+    def crash(*arguments):
+        if next(written) == 4:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            compared(images, tmp_path / "crashed", **changes)
+    compared(images, tmp_path / "crashed", resume=True, **changes)
+    assert contents(tmp_path / "crashed") == contents(tmp_path / "whole")
+
+
+def test_methods_and_seeds_can_be_added_and_finished_runs_stay(images, tmp_path):
+    folder = tmp_path / "out"
+    compared(images, folder, methods=("fedavg", "fedavg-matched"))
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-seed0/*")}
+    found = compared(images, folder, methods=("feddure",), seeds=(3,), resume=True)
+    assert found.plan == Plan(METHODS, (0, 3), "fedavg-matched") == read_plan(folder)
+    assert len(found.runs) == 6
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    compared(images, tmp_path / "at once", seeds=(0, 3))
+    assert contents(folder) == contents(tmp_path / "at once")
+
+
+def test_a_run_that_lost_its_model_is_finished_again(images, tmp_path):
+    folder = tmp_path / "out"
+    compared(images, folder)
+    before = contents(folder)
+    (run_folder(folder, "feddure", 0) / "model.safetensors").unlink()
+    compared(images, folder, resume=True)
+    assert contents(folder) == before
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "against", "match"),
+    [
+        ([], [0], None, "no method was given.*feddure"),
+        (["fedavg", "fedavg"], [0], None, "--methods: fedavg was given twice"),
+        (["fedavg"], [1, 2, 1], None, "--seeds: 1 was given twice"),
+        (["fedavg"], [0], "feddure", "--against feddure: expected one of .*fedavg"),
+    ],
+)
+def test_plans_that_make_no_sense(methods, seeds, against, match):
+    with pytest.raises(ConfigError, match=match):
+        make_plan(methods, seeds, against)
+
+
+@pytest.mark.parametrize(
+    ("methods", "against", "expected"),
+    [
+        (["feddure", "fedavg-matched"], None, "fedavg-matched"),
+        (["feddure", "fedavg"], None, "feddure"),
+        (["feddure", "fedavg"], "fedavg", "fedavg"),
+    ],
+)
+def test_the_reference(methods, against, expected):
+    assert make_plan(methods, [0], against).against == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"methods": ("fedavg", "fedmagic")}, "method 'fedmagic'.*fedavg-matched.*did you mean 'fedmatch'"),
+        ({"methods": ("fedavg", "no.such:Method")}, "no.such"),
+        ({"model": "resnet1000"}, "model 'resnet1000'"),
+        ({"partition.labels_per_class": 400}, "labels"),
+    ],
+)
+def test_what_cannot_be_run_leaves_no_folder(images, tmp_path, change, match):
+    with pytest.raises(ConfigError, match=match):
+        compared(images, tmp_path / "out", **change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_hold_something_else(images, tmp_path):
+    folder = tmp_path / "out"
+    compared(images, folder)
+    before = contents(folder)
+    with pytest.raises(RunError, match=r"a comparison is there already.*--resume"):
+        compared(images, folder)
+    with pytest.raises(RunError, match=r"fedavg-seed0: .*another configuration .*gamma: 0\.5 there, 0\.1 given"):
+        compared(images, folder, resume=True, **{"partition.gamma": 0.1})
+    (tmp_path / "holiday.jpg").write_bytes(b"beach")
+    for resume in (False, True):
+        with pytest.raises(RunError, match="not empty and holds no comparison"):
+            compared(images, tmp_path, resume=resume)
+    with pytest.raises(RunError, match="a file is there"):
+        compared(images, tmp_path / "holiday.jpg")
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("text", ["methods: [", "[]", "methods: [fedavg]", "methods: 3\nseeds: [0]\nagainst: a"])
+def test_a_damaged_plan_is_named(tmp_path, text):
+    (tmp_path / "comparison.yaml").write_text(text)
+    with pytest.raises(RunError, match=r"comparison\.yaml: damaged"):
+        read_plan(tmp_path)
+
+
+def test_runs_on_different_partitions_are_not_compared(images, tmp_path):
+    folder = tmp_path / "out"
+    compared(images, folder, methods=("fedavg",))
+    other = runs.execute(
+        tiny.experiment({"seed": 0, "partition.seed": 9, "method": "feddure"}),
+        images,
+        tmp_path / "other",
+        progress=False,
+    )
+    compared(images, folder, methods=("feddure",), resume=True)
+    inside = run_folder(folder, "feddure", 0)
+    (inside / "partition.json").write_bytes((other.folder / "partition.json").read_bytes())
+    with pytest.raises(RunError, match=r"feddure-seed0 and .*fedavg-seed0 have different partitions"):
+        compared(images, folder, methods=(), seeds=(), resume=True)
+
+
+# --- the numbers ---------------------------------------------------------------------------------------
+
+
+def test_the_interval_by_hand():
+    ours, theirs = [0.70, 0.74, 0.69, 0.75], [0.68, 0.71, 0.70, 0.70]
+    differences = [0.02, 0.03, -0.01, 0.05]
+    mean, low, high = paired(ours, theirs)
+    deviation = math.sqrt(sum((d - 0.0225) ** 2 for d in differences) / 3)
+    assert mean == pytest.approx(0.0225)
+    assert high - mean == pytest.approx(3.182446305 * deviation / 2)
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 3, 0.0225, stats.sem(differences)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=8))
+def test_the_interval_agrees_with_the_paired_t_test(accuracies):
+    ours, theirs = zip(*accuracies, strict=True)
+    mean, low, high = paired(ours, theirs)
+    if low is None:
+        assert all(o - t == pytest.approx(mean, abs=1e-11) for o, t in accuracies)
+        return
+    p = stats.ttest_rel(ours, theirs).pvalue
+    if abs(p - 0.05) > 1e-6:
+        assert (low > 0 or high < 0) == (p < 0.05)
+    turned = paired(theirs, ours)
+    assert turned == pytest.approx((-mean, -high, -low))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "difference", "low", "high", "verdict"),
+    [
+        (1, 0.2, None, None, "one seed cannot tell"),
+        (3, 0.023, 0.012, 0.034, "better by 1.2 to 3.4 points"),
+        (3, -0.023, -0.034, -0.012, "worse by 1.2 to 3.4 points"),
+        (3, 0.01, -0.001, 0.021, "no difference can be told"),
+        (3, 0.0, None, None, "no difference"),
+        (2, 0.01, None, None, "equal on all seeds: more seeds are needed"),
+    ],
+)
+def test_verdicts(seeds, difference, low, high, verdict):
+    assert Pair("feddure", "fedavg-matched", "last10", seeds, difference, low, high).verdict == verdict
+
+
+def made_up(tmp_path, method, seed, accuracies, steps, communication=None, seconds=2.0):
+    metrics = [
+        {"round": n, "clients": [0, 1], "steps": steps, "test": {"accuracy": accuracy}}
+        | ({"communication": communication} if communication else {})
+        for n, accuracy in enumerate(accuracies, start=1)
+    ]
+    timing = [{"round": n, "seconds": seconds, "clients": 2, "shared_by": 1} for n in range(1, len(accuracies) + 1)]
+    experiment = tiny.experiment(method=method, seed=seed, rounds=len(accuracies))
+    return records.Run(tmp_path, experiment, metrics, timing, {}, {})
+
+
+def test_the_tables(tmp_path):
+    plan = make_plan(["fedavg-matched", "feddure"], [0, 1])
+    sent = {"down": 100, "up": 70, "up_sparse": 7}
+    found = [
+        made_up(tmp_path, "fedavg-matched", 0, [0.1, *[0.5] * 9, 0.6], [4, 6], sent),
+        made_up(tmp_path, "fedavg-matched", 1, [0.1, *[0.4] * 9, 0.5], [4, 6], sent),
+        made_up(tmp_path, "feddure", 0, [0.1, *[0.6] * 9, 0.7], [5, 5], seconds=3.0),
+        made_up(tmp_path, "feddure", 1, [0.1, *[0.6] * 9, 0.6], [5, 5], seconds=5.0),
+    ]
+    rows, pairs = compare_tables.rows(plan, found), compare_tables.pairs(plan, found)
+    compare_tables.write(tmp_path, rows, pairs)
+    matched, feddure = table(tmp_path / "comparison.csv")
+    assert matched == {
+        "method": "fedavg-matched",
+        "seeds": "0 1",
+        "rounds": "11",
+        "local_steps_per_round": "10.0",
+        "local_steps_per_client_and_round": "5.0",
+        "accuracy_last_mean": "0.55",
+        "accuracy_last_sd": "0.070711",
+        "accuracy_last10_mean": "0.46",
+        "accuracy_last10_sd": "0.070711",
+        "bytes_down": "1100",
+        "bytes_up": "770",
+        "seconds": "22.0",
+        "seconds_are_of": "this run",
+    }
+    assert (feddure["bytes_down"], feddure["bytes_up"], feddure["seconds"]) == ("", "", "44.0")
+    by_last10, by_last = table(tmp_path / "paired.csv")
+    assert (by_last10["accuracy"], by_last["accuracy"]) == ("last10", "last")
+    _, low, high = paired([0.61, 0.60], [0.51, 0.41])
+    assert float(by_last10["difference_mean"]) == pytest.approx(0.145, abs=1e-6)
+    assert float(by_last10["interval_low"]) == pytest.approx(low, abs=1e-6)
+    assert float(by_last10["interval_high"]) == pytest.approx(high, abs=1e-6)
+    assert by_last10["verdict"] == "no difference can be told"
+    assert by_last["interval_low"] == ""
+    cells = compare_tables.method_cells(rows)[1]
+    assert cells[0][-2:] == ["1.87 kB", "22 s"]
+    assert cells[1][-2:] == ["–", "44 s"]
+    assert "mean of last 10 evaluations" in compare_tables.explain_methods(rows)
+
+
+@pytest.mark.usefixtures("_with_report")
+def test_one_seed_has_no_deviation_and_no_interval(images, tmp_path):
+    found = compared(images, tmp_path / "out")
+    (fedavg, *_), (pair, *_) = table(tmp_path / "out" / "comparison.csv"), table(tmp_path / "out" / "paired.csv")
+    assert fedavg["accuracy_last_sd"] == pair["interval_low"] == ""
+    assert pair["verdict"] == "one seed cannot tell"
+    page = found.report.read_text()
+    assert "One seed gives no interval" in page
+    assert "one seed cannot tell" in page
+    assert "Run by run" not in page
+
+
+@pytest.mark.usefixtures("_with_report")
+def test_the_report_of_several_seeds(images, tmp_path):
+    found = compared(images, tmp_path / "out", seeds=(0, 1), rounds=3)
+    page = found.report.read_text()
+    for text in ("More than chance?", "over 2 seeds", "FedAvg-matched", "Run by run", "feddure-seed1"):
+        assert text in page, text
+    assert found.pairs[0].verdict in page
+
+
+@pytest.mark.usefixtures("_with_report")
+def test_a_single_method_has_nothing_to_be_measured_against(images, tmp_path):
+    found = compared(images, tmp_path / "out", methods=("fedavg",), seeds=(0, 1))
+    assert found.pairs == []
+    assert table(tmp_path / "out" / "paired.csv") == []
+    assert "More than chance?" not in found.report.read_text()
