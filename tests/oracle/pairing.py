@@ -62,7 +62,10 @@ def experiment_of(method: str, **changes: Any) -> config.Experiment:
         "fixmatch.threshold": 0.45,
         "uda.threshold": 0.45,
     }
-    return config.load("demo", changes={**small, **{k.replace("__", "."): v for k, v in changes.items()}})
+    return config.load(
+        "demo",
+        changes={"optimizer.learning_rate": 5e-4, **small, **{k.replace("__", "."): v for k, v in changes.items()}},
+    )
 
 
 def federation_of(experiment: config.Experiment, dataset: Dataset | None = None) -> Federation:

@@ -4,11 +4,11 @@ import csv
 import math
 
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import tiny
 from feddure.errors import ConfigError, RunError
 from feddure.federation import checkpoint, runs
 from feddure.studies import compare_report, compare_tables

@@ -22,7 +22,9 @@ class Clock:
 
 
 def federation(done=0, rounds=200, **changes):
-    return SimpleNamespace(experiment=load("demo", changes={"rounds": rounds, **changes}), round=done)
+    return SimpleNamespace(
+        experiment=load("demo", changes={"method": "fedavg", "rounds": rounds, **changes}), round=done
+    )
 
 
 def record(number, accuracy=None, **more):
@@ -112,12 +114,8 @@ def test_plain_lines_name_federations_where_there_are_several():
 def test_what_a_method_does_not_record_or_could_not_compute_is_no_error():
     console, watched = pipe(), federation()
     log = PlainLog([watched], console, Clock())
-    log.round_done(
-        watched, {"round": 1, "test": {"accuracy": 0.1, "loss": None}, "train": {"loss": None}}, 0.0
-    )
-    log.round_done(
-        watched, {"round": 2, "test": {"accuracy": 0.1, "loss": 2.0}, "diagnostics": {"x": [1]}}, 0.0
-    )
+    log.round_done(watched, {"round": 1, "test": {"accuracy": 0.1, "loss": None}, "train": {"loss": None}}, 0.0)
+    log.round_done(watched, {"round": 2, "test": {"accuracy": 0.1, "loss": 2.0}, "diagnostics": {"x": [1]}}, 0.0)
     assert "accuracy 0.100  loss –  train loss –" in written(console)
     assert "accuracy 0.100  loss 2.00  –" in written(console)
 

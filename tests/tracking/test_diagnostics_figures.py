@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from feddure.config import load
 from feddure.federation.diagnostics import auroc
 from feddure.tracking import style
-from feddure.tracking.diagnostics_figures import (
+from feddure.tracking.diagnostics_figures import draw
+from feddure.tracking.diagnostics_summary import (
     best_of_threshold,
-    draw,
     findings,
     judged,
     last_means,

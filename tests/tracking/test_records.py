@@ -80,9 +80,7 @@ def test_a_writer_goes_on_after_a_kill_at_any_byte(cut, tmp_path_factory):
     assert len(before) >= kept.count(b"\n")
 
 
-@pytest.mark.parametrize(
-    "damage", ['{"round": 2, "tr', "[1, 2]", '{"loss": 1.0}', '{"round": "two"}', "\x00\x00"]
-)
+@pytest.mark.parametrize("damage", ['{"round": 2, "tr', "[1, 2]", '{"loss": 1.0}', '{"round": "two"}', "\x00\x00"])
 def test_a_damaged_line_before_the_last_is_refused_with_its_number(tmp_path, damage):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"round": 1}}\n{damage}\n{{"round": 3}}\n')
@@ -162,9 +160,7 @@ def test_a_run_may_lack_all_but_configuration_and_metrics(tmp_path):
 
 
 def test_a_run_reads_the_files_beside_its_metrics(tmp_path):
-    run = read_run(
-        make_run(tmp_path / "full", environment=json.dumps({"gpu": "none"}), partition='{"classes": []}')
-    )
+    run = read_run(make_run(tmp_path / "full", environment=json.dumps({"gpu": "none"}), partition='{"classes": []}'))
     assert run.environment == {"gpu": "none"}
     assert run.partition == {"classes": []}
 

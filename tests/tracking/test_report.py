@@ -16,19 +16,16 @@ from feddure.tracking.report import write_report
 CLASSES = ["cat", "dog", "<ship>"]
 
 
-def make_run(
-    folder, done=6, evaluated=True, ema=False, left_out=(), partition=True, classes=CLASSES, **changes
-):
+def make_run(folder, done=6, evaluated=True, ema=False, left_out=(), partition=True, classes=CLASSES, **changes):
     """A small run folder as `feddure run` would leave it."""
     folder.mkdir(parents=True)
     options = {"rounds": 6, "clients_per_round": 2, "partition.clients": 4, "evaluate_every": 2}
     experiment = load(
-        "demo", changes=options | {key.replace("__", "."): value for key, value in changes.items()}
+        "demo",
+        changes={"method": "fedavg"} | options | {key.replace("__", "."): value for key, value in changes.items()},
     )
     (folder / "config.yaml").write_text(experiment.to_yaml())
-    (folder / "environment.json").write_text(
-        json.dumps({"python": "3.11.9", "command": f"run {folder.name}"})
-    )
+    (folder / "environment.json").write_text(json.dumps({"python": "3.11.9", "command": f"run {folder.name}"}))
     counts = np.arange(4 * len(classes)).reshape(4, len(classes))
     if partition:
         about = {
@@ -37,9 +34,7 @@ def make_run(
             "unlabelled": (10 * counts).tolist(),
             "sha256": f"{experiment.seed:064d}",
             "parameters": {"setting": "dir-dir", "gamma": 0.5, "seed": experiment.seed},
-            "repairs": [
-                {"from_client": client, "to_client": 1, "kind": "labelled", "number": 2} for client in (0, 3)
-            ],
+            "repairs": [{"from_client": client, "to_client": 1, "kind": "labelled", "number": 2} for client in (0, 3)],
         }
         (folder / "partition.json").write_text(json.dumps(about))
     with Writer(folder / "metrics.jsonl") as metrics, Writer(folder / "timing.jsonl") as timing:
@@ -228,17 +223,13 @@ def test_seeds_are_averaged_and_each_partition_is_drawn(tmp_path):
 
 
 def test_runs_with_different_classes_share_their_curves_alone(tmp_path):
-    page = page_of(
-        make_run(tmp_path / "three"), make_run(tmp_path / "two", classes=["cat", "dog"], dataset="cifar10")
-    )
+    page = page_of(make_run(tmp_path / "three"), make_run(tmp_path / "two", classes=["cat", "dog"], dataset="cifar10"))
     assert any(alt.startswith("Test accuracy") for alt in page.pictures)
     assert not any(alt.startswith("Accuracy of each class") for alt in page.pictures)
 
 
 def test_many_runs_and_equal_names_work(tmp_path):
-    folders = [
-        make_run(tmp_path / str(n) / "run", seed=n % 3, done=2) for n in range(figures.MOST_LABELS + 2)
-    ]
+    folders = [make_run(tmp_path / str(n) / "run", seed=n % 3, done=2) for n in range(figures.MOST_LABELS + 2)]
     page = page_of(*folders)
     assert page.says("14 runs")
 

@@ -33,7 +33,9 @@ def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
 
 
 def experiment(**changes):
-    return load("demo", changes={key.replace("__", "."): value for key, value in changes.items()})
+    return load(
+        "demo", changes={"method": "fedavg"} | {key.replace("__", "."): value for key, value in changes.items()}
+    )
 
 
 def run(accuracies, name="run", **changes):

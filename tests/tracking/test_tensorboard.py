@@ -104,8 +104,6 @@ def test_it_is_quiet_and_loads_nothing_before_it_is_used(tmp_path):
         "board.round_done(None, {'round': 1, 'train': {'loss': 1.0}}, 0.1)\n"
         "board.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
     assert curve(tmp_path, "train/loss") == [(1, 1.0)]

@@ -143,10 +143,7 @@ def _bubbles(axes: Axes, counts: np.ndarray, colour: str) -> None:
     sizes = _round_numbers(int(held.max())) if held.min() < held.max() else [int(held[0])]
     widths = [(scale * size) ** 0.5 for size in sizes]
     axes.legend(
-        [
-            Line2D([], [], marker="o", linestyle="", markeredgewidth=0, markersize=width, **look)
-            for width in widths
-        ],
+        [Line2D([], [], marker="o", linestyle="", markeredgewidth=0, markersize=width, **look) for width in widths],
         [f"{size:,}" for size in sizes],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
@@ -162,9 +159,7 @@ def _bubbles(axes: Axes, counts: np.ndarray, colour: str) -> None:
 def _heat_map(axes: Axes, counts: np.ndarray, colours: str) -> None:
     largest = max(1, int(counts.max()))
     # The square root keeps small numbers apart; a few clients hold most images.
-    shown = axes.imshow(
-        counts.T, aspect="auto", interpolation="nearest", cmap=colours, norm=PowerNorm(0.5, 0, largest)
-    )
+    shown = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap=colours, norm=PowerNorm(0.5, 0, largest))
     axes.grid(False)
     bar = axes.inset_axes((1.012, 0.0, 0.014, 1.0))
     axes.figure.colorbar(shown, cax=bar, label="images", ticks=[0, *_round_numbers(largest)])

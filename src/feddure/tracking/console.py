@@ -37,9 +37,7 @@ class Federation(Protocol):
     round: int
 
 
-def console_observer(
-    federations: Sequence[Federation], console: Console | None = None
-) -> "Progress | PlainLog":
+def console_observer(federations: Sequence[Federation], console: Console | None = None) -> "Progress | PlainLog":
     """A progress bar where standard error is a terminal, else one line for each evaluation."""
     console = console or Console(stderr=True)
     interactive = console.is_terminal and not console.is_dumb_terminal
@@ -61,9 +59,7 @@ class Progress:
             TextColumn("{task.fields[speed]}", style="dim"),
         )
         # Standard output is left alone, so that results can be piped away while the bar is shown.
-        self.bars = Bars(
-            *columns, console=console or Console(stderr=True), expand=True, redirect_stdout=False
-        )
+        self.bars = Bars(*columns, console=console or Console(stderr=True), expand=True, redirect_stdout=False)
         several = len(federations) > 1
         names = labels([federation.experiment for federation in federations])
         self._overall = self._add("all rounds" if several else "round", self._watch.done, self._watch.total)
@@ -116,9 +112,7 @@ class PlainLog:
         self._unseen.discard(id(federation))
         if not first and "test" not in record:
             return
-        parts = [
-            f"{self._names.get(id(federation), '')}round {record['round']}/{federation.experiment.rounds}"
-        ]
+        parts = [f"{self._names.get(id(federation), '')}round {record['round']}/{federation.experiment.rounds}"]
         if "test" in record:
             parts.append(_result(record["test"]))
         if record.get("test_ema"):

@@ -163,13 +163,9 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure
 
 def training(runs: Runs) -> Figure | None:
     """Every quantity that the methods recorded while training, each in a small panel; None without any."""
-    names = dict.fromkeys(
-        name for metrics in runs.values() for record in metrics for name in record.get("train", {})
-    )
+    names = dict.fromkeys(name for metrics in runs.values() for record in metrics for name in record.get("train", {}))
     found = {name: {label: _recorded(metrics, name) for label, metrics in runs.items()} for name in names}
-    found = {
-        name: curves for name, curves in found.items() if any(len(rounds) for rounds, _ in curves.values())
-    }
+    found = {name: curves for name, curves in found.items() if any(len(rounds) for rounds, _ in curves.values())}
     if not found:
         return None
     columns, height = min(3, len(found)), 2.15

@@ -14,18 +14,12 @@ from matplotlib.figure import Figure
 from feddure import config
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.tracking import diagnostics_figures, figures, summary
+from feddure.tracking import diagnostics_figures, diagnostics_summary, figures, summary
 from feddure.tracking.records import Record, Run, read_run
+from feddure.tracking.report_words import first, images_of, in_words, title
 from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
 from feddure.version import VERSION
 
-_SETTINGS = {
-    "iid-iid": "Labelled and unlabelled images are spread evenly over the clients",
-    "iid-dir": "Labelled images are spread evenly, unlabelled ones by a Dirichlet draw per class",
-    "dir-dir": "Labelled and unlabelled images are spread by separate Dirichlet draws per class",
-    "fedmatch": "Labelled images are spread evenly, unlabelled ones in FedMatch's class mixes",
-    "sites": "Images stay with the sites that own them",
-}
 _ALWAYS_COLUMNS = ("method", "partition.setting", "seed")
 _MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
 _MOST_COLUMNS = 4  # further fields in the table of runs; the configuration shows them all
@@ -81,41 +75,6 @@ def render(runs: Sequence[Run], opening: Opening | None = None) -> str:
     return environment.get_template("report.html.j2").render(_page(runs) | {"opening": opening, "charts": charts})
 
 
-def title(runs: Sequence[Run]) -> str:
-    """What was run on what."""
-    methods = list(dict.fromkeys(spoken(run.experiment.method) for run in runs))
-    datasets = list(dict.fromkeys(spoken(run.experiment.dataset) for run in runs))
-    subject = _listed(methods) if len(methods) <= 3 else f"{len(methods)} methods"
-    text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
-    return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
-
-
-def in_words(runs: Sequence[Run]) -> list[str]:
-    """What the runs have in common, in sentences, and what sets them apart."""
-    experiment = runs[0].experiment
-    apart = summary.differences([run.experiment for run in runs])
-    sentences = []
-    if not {"partition.clients", "clients_per_round", "rounds"} & set(apart):
-        clients = len(runs[0].partition.get("labelled", ())) or experiment.partition.clients
-        drawn = f"{experiment.clients_per_round} of {clients} clients"
-        sentences.append(f"{drawn} train in each of {experiment.rounds} rounds.")
-    if not {"partition.setting", "partition.gamma"} & set(apart):
-        dirichlet = experiment.partition.setting.endswith("-dir")
-        gamma = f" (γ = {experiment.partition.gamma:g})" if dirichlet else ""
-        sentences.append(f"{_SETTINGS[experiment.partition.setting]}{gamma}.")
-    images = {tuple(_images(run.partition)) for run in runs}
-    if len(images) == 1 and all(sum(pair) for pair in images):
-        labelled, unlabelled = images.pop()
-        sentences.append(f"{labelled:,} images carry a label, {unlabelled:,} do not.")
-    if "model" not in apart:
-        sentences.append(f"Network: {spoken(experiment.model)}.")
-    if len(runs) == 1:
-        sentences.append(f"Seed: {experiment.seed}.")
-    elif apart:
-        sentences.append(f"The runs differ in {_listed([summary.field_name(key) for key in apart], most=5)}.")
-    return sentences
-
-
 def _page(runs: Sequence[Run]) -> dict[str, Any]:
     summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
     labels = summary.labels([run.experiment for run in runs], [run.name for run in runs])
@@ -135,7 +94,7 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
         "confusions": _confusions(runs, labels),
         "partitions": _partitions(runs, labels),
         "diagnostics": diagnostics,
-        "training": _training(by_label, drawn=diagnostics_figures.TRAINING if diagnostics else ()),
+        "training": _training(by_label, drawn=diagnostics_summary.TRAINING if diagnostics else ()),
         "changes": _changes(runs, labels),
         "configuration": _configuration(runs),
         "environment": _environment(runs, labels),
@@ -157,13 +116,13 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         if not run.finished:
             unfinished.append(f"{subject}{run.rounds} of {run.experiment.rounds} rounds")
         if not summary.evaluations(run.metrics, "accuracy"):
-            first = min(run.experiment.evaluate_every, run.experiment.rounds)
-            unevaluated.append(f"{subject}the first evaluation follows round {first}")
+            due = min(run.experiment.evaluate_every, run.experiment.rounds)
+            unevaluated.append(f"{subject}the first evaluation follows round {due}")
         if lost := summary.summarise(run.metrics).left_out:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
             left_out.append(f"{subject}{lost:,} of {updates:,}")
     return [
-        f"{kind}{'. ' if len(runs) > 1 else ': '}{'; '.join(_first(found, most=4))}."
+        f"{kind}{'. ' if len(runs) > 1 else ': '}{'; '.join(first(found, most=4))}."
         for kind, found in kinds.items()
         if found
     ]
@@ -300,7 +259,7 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[Pictur
     for places in users.values():
         partition = runs[places[0]].partition
         moved = sum(repair["number"] for repair in partition.get("repairs") or ())
-        labelled, unlabelled = _images(partition)
+        labelled, unlabelled = images_of(partition)
         facts = [
             f"{labelled / len(partition['labelled']):,.0f} labelled and "
             f"{unlabelled / len(partition['labelled']):,.0f} unlabelled images in the mean client.",
@@ -320,12 +279,12 @@ def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] 
     charts = diagnostics_figures.draw(by_label, names.pop() if len(names) == 1 else ())
     if not charts:
         return None
-    columns, rows = diagnostics_figures.table(by_label)
+    columns, rows = diagnostics_summary.table(by_label)
     return {
         "charts": [(_picture(chart.figure, chart.title, chart.title), chart) for chart in charts],
         "table": Table(["run", *columns], [[label, *cells] for label, cells in rows.items()]),
         "swatches": [_swatch(place) for place, label in enumerate(by_label) if label in rows],
-        "rounds": diagnostics_figures.LAST_ROUNDS,
+        "rounds": diagnostics_summary.LAST_ROUNDS,
     }
 
 
@@ -397,21 +356,5 @@ def _class_names(run: Run) -> tuple[str, ...]:
     return names if len(names) == size else tuple(f"class {number}" for number in range(size))
 
 
-def _images(partition: Record) -> tuple[int, int]:
-    """Labelled and unlabelled images of all clients."""
-    labelled, unlabelled = (sum(map(sum, partition.get(kind, ()))) for kind in ("labelled", "unlabelled"))
-    return labelled, unlabelled + sum(partition.get("unknown") or ())
-
-
 def _shown(value: Any) -> str:
     return NOTHING if value in (None, "", {}) else str(value)
-
-
-def _first(names: Sequence[str], most: int) -> list[str]:
-    return [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    """Names as a sentence lists them: a, b and c."""
-    names = _first(names, most)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

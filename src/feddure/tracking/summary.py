@@ -154,9 +154,7 @@ def changed(experiment: Experiment) -> list[str]:
     return differences([config.build({}), experiment])
 
 
-def labels(
-    experiments: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()
-) -> list[str]:
+def labels(experiments: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
     """A short name for each experiment: what tells it apart, and for equal ones their `names` or numbers."""
     trees = [flat(experiment) for experiment in experiments]
     different = [key for key in differences(experiments) if key not in ignore] if experiments else []
@@ -174,10 +172,7 @@ def labels(
     numbered = [f"run {index}" for index in range(1, len(trees) + 1)]
     endings = names if len(set(names)) == len(trees) else numbered
     twice = {label for label in found if found.count(label) > 1}
-    return [
-        f"{label} ({ending})" if label in twice else label
-        for label, ending in zip(found, endings, strict=True)
-    ]
+    return [f"{label} ({ending})" if label in twice else label for label, ending in zip(found, endings, strict=True)]
 
 
 def spoken(name: str) -> str:

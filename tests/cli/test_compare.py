@@ -1,0 +1,153 @@
+"""`feddure compare` from the outside: what it prints, what it leaves, what it refuses."""
+
+import csv
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tiny
+from feddure import config, data
+from feddure.cli.compare import compare
+from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.federation import runs
+from feddure.studies import compare_report
+
+app = typer.Typer()
+app.command("compare")(compare)
+NAME = "tiny-compare"
+write_report = compare_report.write
+
+
+class Quiet:
+    """Neither TensorBoard nor reports: they take seconds, and only one test looks at them."""
+
+    def __init__(self, *_):
+        pass
+
+    def round_done(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    data.register(NAME, lambda: tiny.dataset(name=NAME))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "TensorBoard", Quiet)
+    monkeypatch.setattr(runs, "write_report", lambda folders, out: out.write_text("report"))
+    monkeypatch.setattr(compare_report, "write", lambda folder, *_: folder / "report.html")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(tiny.experiment(dataset=NAME).to_yaml())
+
+
+def invoke(*arguments, exit_code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def start(*arguments, **named):
+    return invoke("--config", "tiny.yaml", *arguments, **named)
+
+
+def refused(error, match, *arguments):
+    with pytest.raises(error, match=match):
+        start(*arguments)
+
+
+def methods_in(path):
+    with path.open(newline="") as file:
+        return [(row["method"], row["seeds"]) for row in csv.DictReader(file)]
+
+
+def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_report, "write", write_report)
+    found = start("--methods", "fedavg, fedavg-matched", "--seeds", "0,1", "--out", "out").stdout
+    for text in ("4 runs", "fedavg-matched", "±", "95 % interval", "against fedavg-matched", "over 2 seeds"):
+        assert text in " ".join(found.split()), text
+    assert "report  out/report.html" in found
+    assert methods_in(tmp_path / "out" / "comparison.csv") == [("fedavg", "0 1"), ("fedavg-matched", "0 1")]
+    inside = {entry.name for entry in (tmp_path / "out").iterdir()}
+    files = {"comparison.yaml", "comparison.csv", "paired.csv", "report.html"}
+    assert inside == {f"{method}-seed{seed}" for method in ("fedavg", "fedavg-matched") for seed in (0, 1)} | files
+
+
+def test_one_seed_is_said_to_tell_nothing():
+    found = start("--methods", "fedavg,feddure", "--out", "a folder").stdout
+    assert "one seed cannot tell" in found
+    assert "feddure compare --out 'a folder' --resume --seeds 1,2" in found
+
+
+def test_the_reference_can_be_chosen():
+    assert "against feddure" in start("--methods", "fedavg,feddure", "--against", "feddure", "--out", "out").stdout
+
+
+def test_a_new_folder_each_time(tmp_path):
+    for name in ("compare-tiny-compare-dir-dir", "compare-tiny-compare-dir-dir-2"):
+        assert f"runs/{name}/report.html" in start("--methods", "fedavg", "--rounds", "1").stdout
+        assert config.load(file=tmp_path / "runs" / name / "fedavg-seed0" / "config.yaml").rounds == 1
+
+
+def test_options_reach_every_run(tmp_path):
+    options = ["--setting", "iid-iid", "--clients", "3", "--set", "clients_per_round=2", "--rounds", "1"]
+    start("--methods", "fedavg,fedavg-matched", "--out", "out", *options)
+    for method in ("fedavg", "fedavg-matched"):
+        found = config.load(file=tmp_path / "out" / f"{method}-seed0" / "config.yaml")
+        assert (found.method, found.partition.setting, found.partition.clients) == (method, "iid-iid", 3)
+        assert (found.clients_per_round, found.rounds) == (2, 1)
+
+
+def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        turns = iter(range(100))
+        patch.setattr(runs._Stop, "__call__", lambda self: next(turns) >= 9)
+        patch.setattr(runs._Stop, "signal", 15)
+        stopped = start("--methods", "fedavg,feddure", "--seeds", "4", "--out", "out", exit_code=143)
+    assert "go on with: feddure compare --out out --resume" in stopped.stderr
+    table = tmp_path / "out" / "comparison.csv"
+    invoke("--out", "out", "--resume")
+    assert methods_in(table) == [("fedavg", "4"), ("feddure", "4")]
+    invoke("--out", "out", "--resume", "--methods", "fedavg-sl", "--seeds", "7")
+    assert methods_in(table) == [("fedavg", "4 7"), ("feddure", "4 7"), ("fedavg-sl", "4 7")]
+
+
+def test_what_is_refused_leaves_nothing(tmp_path):
+    some = ("--methods", "fedavg,feddure", "--out", "out")
+    refused(ConfigError, "'feddur': expected one of fedavg, .*did you mean 'feddure'", "--methods", "fedavg,feddur")
+    refused(ConfigError, "no method was given", "--out", "out")
+    refused(ConfigError, "--methods fedavg,: expected names", "--methods", "fedavg,", "--out", "out")
+    refused(ConfigError, "fedavg was given twice", "--methods", "fedavg,feddure,fedavg", "--out", "out")
+    refused(ConfigError, "--seeds 0,one: expected whole numbers", *some, "--seeds", "0,one")
+    refused(ConfigError, "--seeds -1", *some, "--seeds", "-1")
+    refused(ConfigError, "--seeds: 2 was given twice", *some, "--seeds", "2,1,2")
+    refused(ConfigError, "--against fedavg-sl: expected one of", *some, "--against", "fedavg-sl")
+    refused(ConfigError, "give --methods instead", *some, "--set", "method=feddure")
+    refused(ConfigError, "give --seeds instead", *some, "--set", "seed = 3")
+    refused(FeddureError, "model", *some, "--model", "cnm")
+    refused(FeddureError, "no data set", *some, "--dataset", "fashion-mimi")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    refused(RunError, "not empty and holds no comparison", "--methods", "fedavg", "--out", tmp_path)
+    refused(RunError, "a file is there", "--methods", "fedavg", "--out", "tiny.yaml")
+    with pytest.raises(RunError, match="--resume was given without --out"):
+        invoke("--resume")
+    with pytest.raises(RunError, match="nowhere: no comparison is there to resume"):
+        invoke("--resume", "--out", "nowhere")
+    start("--methods", "fedavg", "--rounds", "1", "--out", "out")
+    refused(RunError, "a comparison is there already", "--methods", "fedavg", "--out", "out")
+    with pytest.raises(RunError, match=r"rounds: 1 there, 2 given"):
+        invoke("--resume", "--out", "out", "--rounds", "2")
+
+
+def test_the_demo_names_its_methods():
+    assert config.methods("demo") == ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"]
+    assert config.methods("aaai24") == []
+    assert config.load("demo").partition.setting == "dir-dir"
