@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint gpu-test clean
 
 demo: $(INSTALLED)
-	$(BIN)/feddure partition --dataset fashion-mini --setting dir-dir --clients 20 --out runs/demo/partition.npz --plot runs/demo/partition.png
+	$(BIN)/feddure compare --preset demo --out runs/demo --resume
 
 test: lint
 	$(BIN)/python -m pytest

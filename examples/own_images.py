@@ -45,7 +45,7 @@ def make_folder(root: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         make_folder(Path(folder))
@@ -53,7 +53,7 @@ if __name__ == "__main__":
             "demo",
             dataset=f"folder:{folder}?size=28&channels=1",
             setting="sites",
-            method="feddure",
+            method="fedavg-fixmatch",
             rounds=rounds,
             sets={"clients_per_round": len(SITES)},
         )

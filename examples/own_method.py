@@ -27,8 +27,8 @@ class EntropyMinimisation(feddure.Method):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     for method in (EntropyMinimisation, "fedavg-matched"):
         run = feddure.run("demo", method=method, rounds=rounds, progress=False, sets={"options.weight": 0.1})
-        print(f"{run.experiment.method}: accuracy {run.summary.accuracy_last10:.3f}, report in {run.folder}")
+        print(f"{run.experiment.method}: accuracy {run.summary.accuracy_last:.3f}, report in {run.folder}")

@@ -13,22 +13,24 @@ from torch import nn
 import feddure
 
 
-class Separable(nn.Module):
-    """Depthwise and pointwise convolutions with GELU and batch norm."""
+class Patches(nn.Module):
+    """Patches of 4 × 4 pixels, mixed by a depthwise and a pointwise convolution with GELU and batch norm."""
 
-    def __init__(self, channels: int, classes: int):
+    def __init__(self, channels: int, classes: int, width: int = 48):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 16, 5, stride=2, padding=2),
+            nn.Conv2d(channels, width, 4, stride=4),
             nn.GELU(),
-            nn.Conv2d(16, 16, 5, padding=2, groups=16),
-            nn.BatchNorm2d(16),
-            nn.Conv2d(16, 48, 1),
+            nn.BatchNorm2d(width),
+            nn.Conv2d(width, width, 3, padding=1, groups=width),
             nn.GELU(),
-            nn.AdaptiveAvgPool2d(2),
+            nn.BatchNorm2d(width),
+            nn.Conv2d(width, width, 1),
+            nn.GELU(),
+            nn.AdaptiveAvgPool2d(3),
             nn.Flatten(),
         )
-        self.head = nn.Linear(4 * 48, classes)
+        self.head = nn.Linear(9 * width, classes)
 
     def forward(self, images):
         return self.head(self.features(images))
@@ -36,8 +38,8 @@ class Separable(nn.Module):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
-    run = feddure.run("demo", method="feddure", model=Separable, rounds=rounds)
+    run = feddure.run("demo", method="feddure", model=Patches, setting="iid-iid", rounds=rounds)
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     print(f"{parameters:,} parameters, accuracy {run.summary.accuracy_last:.3f}, report in {run.folder}")

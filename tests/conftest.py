@@ -1,10 +1,10 @@
 """What all tests share: one thread, a tiny data set, and a skip where there is no GPU."""
 
-import folders
 import pytest
-import tiny
 import torch
 
+import folders
+import tiny
 from feddure import environment
 from feddure.data.dataset import Dataset
 from feddure.federation import runs

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-
 from feddure.data.dataset import Dataset
 from feddure.federation import checkpoint, runs
 from feddure.tracking.records import Run

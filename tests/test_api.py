@@ -4,12 +4,12 @@ import functools
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from torch import nn
 
 import feddure
-from feddure import api
+import tiny
+from feddure import api, config
 from feddure.config import Experiment
 from feddure.errors import ConfigError, DataError, RunError
 
@@ -110,8 +110,8 @@ def test_a_preset_with_changes(tmp_path, images):
         "demo", dataset=images, method="fedavg-matched", seed=4, rounds=1, out=tmp_path, progress=False, sets=SMALL
     )
     assert done.experiment.seed == 4
-    assert done.experiment.local_steps == 5
-    assert done.metrics[0]["steps"] == [5, 5]
+    steps = config.load("demo").local_steps
+    assert done.metrics[0]["steps"] == [steps, steps]
 
 
 def test_registered_data_sets(images, tmp_path):

@@ -69,7 +69,14 @@ def methods_in(path):
 def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_report, "write", write_report)
     found = start("--methods", "fedavg, fedavg-matched", "--seeds", "0,1", "--out", "out").stdout
-    for text in ("4 runs", "fedavg-matched", "±", "95 % interval", "against fedavg-matched", "over 2 seeds"):
+    for text in (
+        "tiny-compare, dir-dir",
+        "fedavg-matched",
+        "±",
+        "95 % interval",
+        "against fedavg-matched",
+        "over 2 seeds",
+    ):
         assert text in " ".join(found.split()), text
     assert "report  out/report.html" in found
     assert methods_in(tmp_path / "out" / "comparison.csv") == [("fedavg", "0 1"), ("fedavg-matched", "0 1")]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
+import tiny
 from feddure.data import augment
 from feddure.data.batches import Feed, Needs, Order, cycle
 

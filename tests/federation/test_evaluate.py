@@ -1,10 +1,10 @@
 """Evaluation against a direct loop over test images with an ordinary module."""
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 
+import tiny
 from feddure import nn as networks
 from feddure.data.batches import Feed
 
@@ -40,7 +40,9 @@ def by_hand(module, dataset):
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_evaluation_equals_a_direct_loop(images, norm):
-    federation = tiny.finished(tiny.experiment({"norm": norm, "method": "fedavg-sl", "optimizer.learning_rate": 0.01}), images)
+    federation = tiny.finished(
+        tiny.experiment({"norm": norm, "method": "fedavg-sl", "optimizer.learning_rate": 0.01}), images
+    )
     found, expected = federation.test()["test"], by_hand(plain_module(federation), images)
     assert found["confusion"] == expected["confusion"]
     assert found["accuracy"] == expected["accuracy"]

@@ -6,17 +6,17 @@ less than a fiftieth of what training changed. (On a CPU, float32 stays below a 
 """
 
 import pytest
-import tiny
 import torch
-from oracle.fedavg_twin import Twin
 
 import feddure
+import tiny
 from feddure.errors import FeddureWarning
 from feddure.federation import checkpoint
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Lanes
 from feddure.federation.rounds import run
 from feddure.methods.fedavg import FedAvg
+from oracle.fedavg_twin import Twin
 
 pytestmark = pytest.mark.gpu
 

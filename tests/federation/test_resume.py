@@ -2,16 +2,16 @@
 
 import signal
 
-import folders
 import pytest
-import tiny
 import torch
-from folders import LONG, contents, execute
 
 import feddure
+import folders
+import tiny
 from feddure.errors import RunError
 from feddure.federation import checkpoint, runs
 from feddure.methods.fedavg import FedAvg
+from folders import LONG, contents, execute
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, whole, damage):
         "length": b"\xff" * 8 + good[8:],
     }[damage]
     path.write_bytes(broken)
-    with pytest.raises(RunError, match="the checkpoint cannot be read.*delete it to start over") as caught:
+    with pytest.raises(RunError, match=r"the checkpoint cannot be read.*delete it to start over") as caught:
         execute(tmp_path, resume=True, **LONG)
     assert str(path) in str(caught.value)
     assert path.read_bytes() == broken

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
 import feddure
+import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.federation.rounds import run
@@ -107,15 +107,10 @@ def site_dataset():
 SITES = {"partition.setting": "sites", "partition.labels_per_class": None, "clients_per_round": 3}
 
 
-def sites(method, **changes):
-    changes = {**SITES, "method": method, **changes}
-    return tiny.experiment({key: value for key, value in changes.items() if value is not None})
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"])
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_clients_without_labelled_or_without_unlabelled_images(method, norm):
-    experiment = tiny.experiment({"method": method, "norm": norm, **SITES}, **{"partition.labels_per_class": None})
+    experiment = tiny.experiment({"method": method, "norm": norm, **SITES})
     federation = tiny.federation(experiment, site_dataset())
     assert [len(part) for part in federation.partition.labelled] == [12, 20, 0]
     assert [len(part) for part in federation.partition.unlabelled] == [8, 0, 20]
@@ -168,7 +163,7 @@ def test_a_method_must_take_a_step(images):
             return 0
 
     feddure.register_method("idle", Idle)
-    with pytest.raises(ConfigError, match="method 'idle'.* 0 .*1 or more"):
+    with pytest.raises(ConfigError, match=r"method 'idle'.* 0 .*1 or more"):
         tiny.federation(tiny.experiment(method="idle"), images).tasks()
 
 

@@ -6,20 +6,20 @@ import os
 import threading
 from pathlib import Path
 
-import folders
 import pytest
-import tiny
 import torch
 import yaml
-from folders import LONG, contents, disk_is_full, execute, visible
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import folders
+import tiny
 from feddure import config
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, DataError, FeddureError, RunError
 from feddure.federation import runs
 from feddure.tracking import records
+from folders import LONG, contents, disk_is_full, execute, visible
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -1,9 +1,9 @@
 """What the server makes of uploads: means, its own optimisers, averages of the global model."""
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from feddure.config import Server
 from feddure.federation import server
 from feddure.methods.base import weighted_mean

@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import folders
 import numpy as np
 import pytest
-import tiny
 
+import folders
+import tiny
 from feddure import data
 from feddure.federation import runs
 

@@ -1,11 +1,11 @@
 """The engine against the textbook: whole rounds agree in every parameter and statistic."""
 
 import pytest
-import tiny
-from oracle.fedavg_twin import Twin
 
+import tiny
 from feddure.federation.engine import Engine
 from feddure.federation.rounds import run
+from oracle.fedavg_twin import Twin
 
 METHODS = ("fedavg", "fedavg-matched", "fedavg-sl", "fedprox-sl")
 

@@ -81,7 +81,7 @@ def test_gradient(name, norm):
 
 
 def test_one_network_serves_many_weights():
-    network, theta, statistics, _, images = made()
+    network, theta, _, _, images = made()
     other = theta + 0.1
     first = network.probe(network.weights(theta), images)
     second = network.probe(network.weights(other), images)

@@ -86,7 +86,6 @@ def compare(
     )
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = data.load(experiment.dataset, data_dir, progress=True)
-    # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     console.print(f"comparison folder: {folder}")
     began = time.monotonic()
@@ -102,24 +101,26 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     from feddure.studies import compare_plan, compare_tables
     from feddure.tracking.summary import duration
 
-    plan = found.plan
-    title = f"{len(found.runs)} runs in {duration(seconds)}"
-    Console().print(
-        _table(compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 2, title)
-    )
+    plan, experiment = found.plan, found.runs[0].experiment
+    title = f"{experiment.dataset}, {experiment.partition.setting}"
+    tables = [_table(title, compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 2)]
     if found.pairs:
         explained = compare_tables.explain_pairs(plan, plan.against)
-        Console().print(_table(compare_tables.pair_cells(found.pairs), explained, 4, f"against {plan.against}"))
+        tables.append(_table(f"against {plan.against}", compare_tables.pair_cells(found.pairs), explained))
+    for table in tables:
+        Console().print("", table)
+    # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    if len(plan.seeds) == 1:
-        further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
-        console.print(f"add seeds: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
+    console.print(f"\nreport  {found.report}")
     for name, file in (("tables", compare_plan.TABLE_FILE), ("", compare_plan.PAIRED_FILE)):
         console.print(f"{name:6}  {folder / file}")
-    console.print(f"report  {found.report}")
+    console.print(f"time    {duration(seconds)}")
+    if len(plan.seeds) == 1:
+        further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
+        console.print(f"seeds   add some: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
 
 
-def _table(content: tuple[list[str], list[list[str]]], caption: str, numbers_from: int, title: str) -> Table:
+def _table(title: str, content: tuple[list[str], list[list[str]]], caption: str, numbers_from: int = 99) -> Table:
     columns, rows = content
     table = Table(
         title=escape(title),

@@ -144,19 +144,19 @@ def pair_cells(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
 
 def explain_methods(rows: Sequence[Row]) -> str:
     """What the columns of `method_cells` are."""
-    shared = max(row.shared_by for row in rows)
-    time = "its own, measured apart" if shared == 1 else f"that of all {shared} runs, which shared the lanes"
     spread = " ± standard deviation over seeds" if len(rows[0].seeds) > 1 else ""
+    shared = max(row.shared_by for row in rows)
+    time = "each run's own" if shared == 1 else f"that of {shared} runs, which share the lanes"
     return (
-        f"Test accuracy in %{spread}: last round, and {rows[0].mean_of}. Steps: local steps per client and round. "
-        f"Of a run: sent, both ways, in all rounds; time, {time}."
+        f"Test accuracy in %{spread}: last round, and {rows[0].mean_of}. Steps: local ones per client and round. "
+        f"Sent: by server and clients in one run. Time: {time}."
     )
 
 
 def explain_pairs(plan: Plan, against: str) -> str:
     """What the columns of `pair_cells` are; `against` is the reference's name."""
     if len(plan.seeds) == 1:
-        interval = "One seed gives no interval: a difference this size may well be chance"
+        interval = "One seed gives no interval: any of these differences may be chance"
     else:
         interval = f"Each has its own 95 % interval, by Student's t over {len(plan.seeds)} seeds"
     return f"Points of accuracy (last 10) beyond {against} on the same seeds. {interval}."

@@ -1,0 +1,54 @@
+"""Every example runs from its file, in an empty folder, and says how it went."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch, capsys, tmp_path, quiet):
+    """Runs an example for a round or two; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name, rounds):
+        monkeypatch.setattr(sys, "argv", [name, "--rounds", str(rounds)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_all_examples_are_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"own_method.py", "own_network.py", "own_images.py"}
+
+
+def test_own_method(example):
+    ours, yardstick = example("own_method.py", 2).splitlines()
+    assert ours.startswith("__main__:EntropyMinimisation: accuracy 0.")
+    assert yardstick.startswith("fedavg-matched: accuracy 0.")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_own_method_is_short():
+    lines = (EXAMPLES / "own_method.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) < 40
+
+
+def test_the_page_on_extending_shows_the_same_method():
+    page = (EXAMPLES.parent / "docs" / "extending.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    step = code.partition("def step(self, client, batch):\n")[2]
+    assert step
+    assert step in (EXAMPLES / "own_method.py").read_text()
+
+
+def test_own_network(example):
+    assert "8,170 parameters, accuracy 0." in example("own_network.py", 1)
+
+
+def test_own_images(example):
+    assert "4 sites, accuracy 0." in example("own_images.py", 1)
