@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint gpu-test clean
 
 demo: $(INSTALLED)
-	$(BIN)/feddure compare --preset demo --out runs/demo --resume
+	$(BIN)/feddure compare --preset demo
 
 test: lint
 	$(BIN)/python -m pytest
