@@ -103,7 +103,7 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
 
     plan, experiment = found.plan, found.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
-    tables = [_table(title, compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 2)]
+    tables = [_table(title, compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 1)]
     if found.pairs:
         explained = compare_tables.explain_pairs(plan, plan.against)
         tables.append(_table(f"against {plan.against}", compare_tables.pair_cells(found.pairs), explained))
@@ -131,7 +131,7 @@ def _table(title: str, content: tuple[list[str], list[list[str]]], caption: str,
         padding=(0, 1, 0, 0),
     )
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place != 1)
+        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -115,7 +115,7 @@ def method_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return columns, [
         [
             row.method,
-            ", ".join(map(str, row.seeds)) if len(row.seeds) <= 6 else f"{len(row.seeds)} seeds",
+            f"{len(row.seeds)}",
             f"{row.rounds:,}",
             number(row.steps_per_client, 1),
             _with_deviation(row.last),
