@@ -40,7 +40,9 @@ class Partition(_Section):
     label_fraction: float | None = Field(
         None, gt=0, le=1, description="Labelled share of all training images, instead of labels_per_class."
     )
-    seed: int | None = Field(None, ge=0, description="Seed of the partition; empty means the experiment's seed.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed of the partition; empty means the experiment's seed."
+    )
 
 
 class Optimizer(_Section):
@@ -148,7 +150,7 @@ class Experiment(_Section):
         "aggregate",
         description="Batch-norm statistics are averaged over clients, or recomputed before each evaluation.",
     )
-    seed: int = Field(0, ge=0, description="Seed of every random decision.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random decision.")
     rounds: int = Field(200, ge=1, description="Number of communication rounds R.")
     clients_per_round: int = Field(5, ge=1, description="Number S of clients drawn each round, without replacement.")
     local_steps: int | Literal["epoch"] = Field(
@@ -246,6 +248,10 @@ def build(tree: dict[str, Any]) -> Experiment:
             f"clients_per_round is {experiment.clients_per_round} but partition.clients is {part.clients}: "
             "a round cannot draw more clients than there are"
         )
+    try:
+        json.dumps(experiment.options)
+    except TypeError:
+        raise ConfigError("options: only texts, numbers, true/false, lists and mappings can be replayed") from None
     for name in ("local_steps", "unlabelled_batch"):
         value = getattr(experiment, name)
         if isinstance(value, int) and value < 1:

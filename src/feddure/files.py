@@ -15,10 +15,16 @@ def write_whole(path: Path, content: bytes, error: type[FeddureError], durable: 
     try:
         with aside.open("wb") as file:
             file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        if durable:
+            make_durable(aside)
         aside.replace(path)
     except OSError as problem:
         aside.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
+
+
+def make_durable(path: Path) -> None:
+    """Wait until what was written to a file, if it is there, would survive a loss of power."""
+    if path.exists():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -33,9 +33,7 @@ def write_fashion(data_dir: Path, labels: tuple[int, ...] = tuple(range(10))) ->
     for name in fashion.FILES:
         array = np.zeros((len(labels), 28, 28), np.uint8) if "images" in name else np.array(labels, np.uint8)
         sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-        (folder / f"{name}.gz").write_bytes(
-            gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
-        )
+        (folder / f"{name}.gz").write_bytes(gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()))
 
 
 def write_sites(root: Path) -> None:
@@ -51,9 +49,7 @@ def write_sites(root: Path) -> None:
 
 def test_the_list_says_what_there_is_and_where(tmp_path: Path) -> None:
     write_fashion(tmp_path)
-    lines = {
-        line.split()[0]: line for line in run("list", "--data-dir", tmp_path).splitlines() if line.strip()
-    }
+    lines = {line.split()[0]: line for line in run("list", "--data-dir", tmp_path).splitlines() if line.strip()}
     assert "in the package" in lines["fashion-mini"]
     assert "FashionMNIST/raw" in lines["fashion-mnist"]
     assert "60,000 + 10,000" in lines["fashion-mnist"]
@@ -76,9 +72,7 @@ def test_the_list_for_scripts_is_json_alone(tmp_path: Path) -> None:
     assert rows["fashion-mnist"]["path"] == str(tmp_path / "FashionMNIST" / "raw")
 
 
-def test_the_data_folder_comes_from_the_environment_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_folder_comes_from_the_environment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_fashion(tmp_path)
     monkeypatch.setenv("FEDDURE_DATA", str(tmp_path))
     assert "FashionMNIST/raw" in run("list")
@@ -129,9 +123,7 @@ def test_check_counts_sites_and_unlabelled_images(tmp_path: Path) -> None:
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "[bold]mine.npz"
     images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
-    np.savez(
-        path, images=images, labels=labels, test_images=images, test_labels=labels, classes=["[red]", "b"]
-    )
+    np.savez(path, images=images, labels=labels, test_images=images, test_labels=labels, classes=["[red]", "b"])
     text = run("check", f"npz:{path}")
     assert "[bold]mine.npz" in text
     assert "[red]" in text
@@ -144,9 +136,7 @@ def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
     assert answer == {"name": "fashion-mnist", "path": str(tmp_path / "FashionMNIST" / "raw")}
 
 
-def test_fetch_without_a_network_names_the_files_to_put_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_without_a_network_names_the_files_to_put_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = fetch.File("http://127.0.0.1:9/a.gz", "0" * 32, "a.gz")
     monkeypatch.setitem(fetch.DOWNLOADS, "cifar10", fetch.Download((file,)))
     result = CliRunner().invoke(data.app, ["fetch", "cifar10", "--data-dir", str(tmp_path)])

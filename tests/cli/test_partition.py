@@ -60,9 +60,7 @@ def own_data(monkeypatch):
 
 def test_json_plot_and_file_in_one_go(tmp_path):
     out, plot = tmp_path / "new" / "partition.npz", tmp_path / "new" / "partition.png"
-    printed = run(
-        "--setting", "dir-dir", "--clients", 20, "--seed", 3, "--out", out, "--plot", plot, "--json"
-    )
+    printed = run("--setting", "dir-dir", "--clients", 20, "--seed", 3, "--out", out, "--plot", plot, "--json")
     report = json.loads(printed)
     data = sources.load("fashion-mini")
     saved = Partition.load(out, data)
@@ -156,9 +154,7 @@ def test_impossible_requests_name_the_option(arguments, message):
         ("--plot", "file/picture.png", "cannot be written"),
     ],
 )
-def test_places_that_cannot_be_written_are_refused_before_any_work(
-    tmp_path, monkeypatch, option, name, message
-):
+def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, monkeypatch, option, name, message):
     monkeypatch.setattr(sources, "load", lambda *_, **__: pytest.fail("the data set was loaded"))
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "file").touch()

@@ -104,14 +104,10 @@ def test_every_operation_does_something_and_color_only_to_colours(clothes, opera
 def test_whole_transforms_equal_pillow(clothes, side, channels):
     images = np.concatenate([pictures(clothes, 30, side, channels)] * 5)
     decisions = strong_decisions(len(images), side, "whole")
-    np.testing.assert_array_equal(
-        strong(images, decisions), by_pillow(augment_reference.strong, images, decisions)
-    )
+    np.testing.assert_array_equal(strong(images, decisions), by_pillow(augment_reference.strong, images, decisions))
     for cutout in (False, True):
         decisions = weak_decisions(len(images), side, "whole", cutout=cutout)
-        np.testing.assert_array_equal(
-            weak(images, decisions), by_pillow(augment_reference.weak, images, decisions)
-        )
+        np.testing.assert_array_equal(weak(images, decisions), by_pillow(augment_reference.weak, images, decisions))
 
 
 @settings(deadline=None, max_examples=40)
@@ -164,9 +160,7 @@ def test_inputs_stay_untouched(clothes):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 )
-def test_normalised_results_are_channels_last_numbers_of_the_dtype_asked_for(
-    clothes, channels, dtype, tolerance
-):
+def test_normalised_results_are_channels_last_numbers_of_the_dtype_asked_for(clothes, channels, dtype, tolerance):
     images = torch.from_numpy(pictures(clothes, 12, 28, channels))
     normalise = Normalise(NORMALISE[channels].mean, NORMALISE[channels].std, dtype)
     decisions, weakly = strong_decisions(12, 28, "dtype"), weak_decisions(12, 28, "dtype")

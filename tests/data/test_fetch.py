@@ -184,9 +184,7 @@ def test_a_later_call_resumes_what_an_earlier_one_left(
     assert server.sent == len(content)
 
 
-def test_a_server_without_ranges_starts_over(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_ranges_starts_over(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     content = archive(cifar_members())
     serve_archive(server, monkeypatch, "cifar10", content)
     server.cuts, server.ranges = [100], False
@@ -223,9 +221,7 @@ def test_without_a_server_it_says_where_to_put_which_files(tmp_path: Path, fashi
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(404, "HTTP 404"), (503, "HTTP 503"), (HANG_UP, "closed connection")]
-)
+@pytest.mark.parametrize(("status", "message"), [(404, "HTTP 404"), (503, "HTTP 503"), (HANG_UP, "closed connection")])
 def test_an_answer_that_is_no_file_is_an_error(
     tmp_path: Path, fashion_files: Server, status: int, message: str
 ) -> None:
@@ -235,9 +231,7 @@ def test_an_answer_that_is_no_file_is_an_error(
     assert names(tmp_path) == []
 
 
-def test_an_archive_is_unpacked_and_removed(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_unpacked_and_removed(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     members = cifar_members()
     serve_archive(server, monkeypatch, "cifar10", archive({**members, f"{cifar.FOLDER}/readme.html": b"x"}))
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
@@ -256,9 +250,7 @@ def test_the_tree_of_cinic_is_unpacked_with_and_without_a_top_folder(
     assert names(tmp_path / "CINIC-10") == sorted(tree)
 
 
-def test_an_archive_cannot_write_elsewhere(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_cannot_write_elsewhere(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tarfile.TarInfo(f"{cifar.FOLDER}/test_batch")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     members = {
@@ -307,9 +299,7 @@ def test_an_archive_that_is_none_leaves_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == [cifar.ARCHIVE]
 
 
-def test_an_incomplete_folder_is_left_alone(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_folder_is_left_alone(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_archive(server, monkeypatch, "cifar10", archive(cifar_members()))
     (tmp_path / cifar.FOLDER).mkdir()
     (tmp_path / cifar.FOLDER / "test_batch").write_bytes(b"mine")

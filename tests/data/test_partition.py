@@ -126,9 +126,7 @@ def test_iid_labels_are_exactly_n_per_class_and_client(setting):
 
 def test_scarce_labels_do_not_group_clients_by_class():
     data = dataset((200,) * 10)
-    partition = make(
-        data, options(setting="iid-iid", clients=40, labels_per_class=None, label_fraction=0.1), 0
-    )
+    partition = make(data, options(setting="iid-iid", clients=40, labels_per_class=None, label_fraction=0.1), 0)
     labelled, _ = partition.counts(data.labels, 10)
     assert totals(labelled) == [20] * 10
     assert len({tuple(row) for row in labelled.tolist()}) > 20
@@ -136,10 +134,7 @@ def test_scarce_labels_do_not_group_clients_by_class():
 
 def test_smaller_gamma_is_more_unequal():
     data = dataset((200,) * 10)
-    measured = [
-        external_imbalance(make(data, options(gamma=gamma), 0), data.labels, 10)
-        for gamma in (0.05, 0.5, 50.0)
-    ]
+    measured = [external_imbalance(make(data, options(gamma=gamma), 0), data.labels, 10) for gamma in (0.05, 0.5, 50.0)]
     assert measured == sorted(measured, reverse=True)
 
 
@@ -153,19 +148,13 @@ def test_labelled_and_unlabelled_shares_are_independent_draws():
 
 def test_both_dirichlet_settings_share_their_unlabelled_images():
     data = dataset()
-    same = zip(
-        make(data, options(setting="iid-dir"), 5).unlabelled, make(data, options(), 5).unlabelled, strict=True
-    )
+    same = zip(make(data, options(setting="iid-dir"), 5).unlabelled, make(data, options(), 5).unlabelled, strict=True)
     assert all(np.array_equal(one, other) for one, other in same)
 
 
 def test_a_smaller_label_share_is_part_of_a_larger_one():
     few, many = (
-        set(
-            np.concatenate(
-                make(dataset(), options(labels_per_class=None, label_fraction=share), 0).labelled
-            ).tolist()
-        )
+        set(np.concatenate(make(dataset(), options(labels_per_class=None, label_fraction=share), 0).labelled).tolist())
         for share in (0.1, 0.15)
     )
     assert (len(few), len(many)) == (40, 60)
@@ -206,9 +195,7 @@ def test_all_marked_labels_are_used_unless_told_otherwise():
     for setting in ("iid-iid", "dir-dir"):
         partition = make(data, options(setting=setting, labels_per_class=None), 0)
         assert_everything_dealt_once(partition, len(data.labels))
-        np.testing.assert_array_equal(
-            np.sort(np.concatenate(partition.labelled)), np.flatnonzero(data.labelled)
-        )
+        np.testing.assert_array_equal(np.sort(np.concatenate(partition.labelled)), np.flatnonzero(data.labelled))
         assert partition.parameters["labels_per_class"] is None
         assert_nobody_short(partition.unlabelled)
 
@@ -230,9 +217,7 @@ def with_sites() -> Dataset:
     site = np.arange(40) % 4
     mask = (data.labels != UNKNOWN) & (site != 2)
     mask[site == 3] = data.labels[site == 3] != UNKNOWN
-    return Dataset(
-        **{**vars(data), "labelled": mask, "site": site, "sites": ("north", "east", "south", "west")}
-    )
+    return Dataset(**{**vars(data), "labelled": mask, "site": site, "sites": ("north", "east", "south", "west")})
 
 
 def test_each_site_is_one_client_and_nothing_is_moved():
@@ -328,9 +313,7 @@ def test_a_scarce_class_limits_the_label_fraction():
 
 def test_too_few_marked_labels_are_an_error():
     data = marked(dataset((30,) * 3), 1)
-    with pytest.raises(
-        ConfigError, match=r"--clients 4 \(partition.clients\): 3 of 90 images would be labelled"
-    ):
+    with pytest.raises(ConfigError, match=r"--clients 4 \(partition.clients\): 3 of 90 images would be labelled"):
         make(data, options(labels_per_class=None), 0)
     with pytest.raises(ConfigError, match="has 1 labelled images but 8 labels would be needed"):
         make(data, options(), 0)

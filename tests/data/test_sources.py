@@ -143,9 +143,7 @@ def test_a_function_that_returns_a_broken_data_set_is_told_what_is_wrong(
     assert "'mine'" in str(caught.value)
 
 
-def test_the_data_folder_is_the_variable_or_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_data_folder_is_the_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDDURE_DATA", "~/sets")

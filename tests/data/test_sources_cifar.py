@@ -170,9 +170,7 @@ class Attack:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
-@pytest.mark.parametrize(
-    "function", [os.system, os.mkdir, eval, __import__], ids=lambda function: function.__name__
-)
+@pytest.mark.parametrize("function", [os.system, os.mkdir, eval, __import__], ids=lambda function: function.__name__)
 def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: Any, protocol: int) -> None:
     marker = tmp_path / "marker"
     argument = {os.system: f"mkdir {marker}", eval: f"__import__('os').mkdir({str(marker)!r})"}.get(
@@ -206,9 +204,7 @@ def test_names_near_the_permitted_ones_are_refused(program: bytes) -> None:
 @pytest.mark.parametrize("style", ["python2", "protocol2", "protocol5"])
 @settings(deadline=None, max_examples=60)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_batch_is_read_or_refused_but_never_crashes(
-    style: str, where: float, value: int, cut: bool
-) -> None:
+def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style: str, where: float, value: int, cut: bool) -> None:
     whole = bytearray(STYLES[style](pixels(0, 1), labels(0, 1)))
     # Most bytes are pixels, where any value is fine: aim at the few around them.
     outside = [*range(400), *range(max(400, len(whole) - 200), len(whole))]

@@ -52,9 +52,7 @@ def test_grey_files_become_colour(tmp_path: Path) -> None:
     assert sources.load("cinic10", data_dir).images[0, 0, 0].tolist() == [9, 9, 9]
 
 
-def test_the_second_load_decodes_nothing_and_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_load_decodes_nothing_and_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_dir = write_cinic(tmp_path / "data")
     first = sources.load("cinic10", data_dir)
     assert sorted(path.name for path in data_dir.iterdir()) == ["CINIC-10", "cinic10-decoded.npz"]

@@ -18,9 +18,7 @@ LABELS = {"train-labels-idx1-ubyte": [9, 0, 3, 3], "t10k-labels-idx1-ubyte": [1,
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    return (
-        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-    )
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def pictures(name: str) -> np.ndarray:

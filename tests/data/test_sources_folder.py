@@ -73,9 +73,7 @@ def test_mean_and_deviation_come_from_the_training_images(tmp_path: Path) -> Non
         ("?size=9&channels=1", (9, 9, 1)),
     ],
 )
-def test_size_and_channels_are_options_of_the_name(
-    tmp_path: Path, options: str, shape: tuple[int, int, int]
-) -> None:
+def test_size_and_channels_are_options_of_the_name(tmp_path: Path, options: str, shape: tuple[int, int, int]) -> None:
     name = f"folder:{write_folder(tmp_path)}{options}"
     dataset = sources.load(name)
     assert dataset.shape == shape
@@ -196,9 +194,7 @@ def test_a_mistake_in_the_folder_is_one_error_that_names_the_place(
         (lambda root: (remove("clients")(root), mkdir("clients")(root)), "clients: is empty"),
     ],
 )
-def test_a_mistake_in_the_sites_is_one_error(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_a_mistake_in_the_sites_is_one_error(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(write_sites(tmp_path))
     with pytest.raises(DataError, match=message):
         sources.load(f"folder:{tmp_path}")

@@ -41,9 +41,7 @@ def test_shrinking_averages_and_does_not_skip_pixels(tmp_path: Path) -> None:
 
 
 def test_small_images_grow_and_long_ones_do_not_vanish(tmp_path: Path) -> None:
-    assert (
-        images.read(save(tmp_path / "a.png", Image.new("RGB", (1, 1), (9, 8, 7))), 16, 3) == (9, 8, 7)
-    ).all()
+    assert (images.read(save(tmp_path / "a.png", Image.new("RGB", (1, 1), (9, 8, 7))), 16, 3) == (9, 8, 7)).all()
     assert images.read(save(tmp_path / "b.png", Image.new("L", (700, 3), 5)), 16, 1).shape == (16, 16, 1)
 
 
@@ -68,9 +66,7 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
 
 def test_transparency_is_laid_over_black(tmp_path: Path) -> None:
     half = Image.new("RGBA", (4, 4), (200, 100, 50, 128))
-    assert (
-        abs(images.read(save(tmp_path / "rgba.png", half), 4, 3)[0, 0].astype(int) - (100, 50, 25)).max() <= 1
-    )
+    assert abs(images.read(save(tmp_path / "rgba.png", half), 4, 3)[0, 0].astype(int) - (100, 50, 25)).max() <= 1
     grey = Image.new("LA", (4, 4), (200, 0))
     assert images.read(save(tmp_path / "la.png", grey), 4, 1).max() == 0
     palette = Image.new("P", (4, 4), 1)
@@ -140,9 +136,7 @@ def test_a_process_names_the_file_that_is_no_image(tmp_path: Path, in_processes:
     assert str(paths[position]) in str(caught.value)
 
 
-def test_a_process_that_dies_is_an_error(
-    tmp_path: Path, in_processes: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_is_an_error(tmp_path: Path, in_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "dies.py"
     program.write_text("raise SystemExit(3)")
     monkeypatch.setattr(images, "__file__", str(program))

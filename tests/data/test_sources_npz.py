@@ -114,9 +114,7 @@ def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
         ({"sites": np.array(["a"])}, "does not say which image is whose"),
     ],
 )
-def test_a_wrong_array_is_one_error_that_names_the_file(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(DataError, match=message) as caught:
         sources.load(f"npz:{path}")
@@ -159,9 +157,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "absent.npz", "."])
-def test_a_file_that_is_not_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         sources.load(f"npz:{name}")

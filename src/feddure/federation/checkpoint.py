@@ -14,7 +14,8 @@ from safetensors.torch import save
 
 from feddure.errors import RunError
 from feddure.federation.rounds import Federation, Observer
-from feddure.files import write_whole
+from feddure.files import make_durable, write_whole
+from feddure.tracking import records
 
 FILE = Path("checkpoint") / "state.safetensors"
 
@@ -38,6 +39,8 @@ def write(federation: Federation, folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
     except OSError as problem:
         raise RunError(f"{path.parent}: cannot be made ({problem.strerror})") from None
+    for name in (records.METRICS, records.TIMING):  # a power cut must not take lines that the checkpoint counts on
+        make_durable(folder / name)
     write_whole(path, content, RunError, durable=True)
 
 

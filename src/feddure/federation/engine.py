@@ -24,6 +24,8 @@ class Engine:
         self.device = _device(options.device)
         cuda = self.device.type == "cuda"
         self.precision = ("bf16" if cuda else "fp32") if options.precision == "auto" else options.precision
+        if self.precision == "bf16" and not cuda:
+            raise ConfigError("engine.precision: bf16 was given, but it needs a CUDA device; use auto, fp32 or fp64")
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
