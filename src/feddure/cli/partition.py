@@ -19,7 +19,7 @@ from feddure.data.partition import Partition, external_imbalance, internal_imbal
 from feddure.errors import ConfigError
 
 CLIENTS = 20
-"""Number of clients unless told otherwise: as many as the demo has."""
+"""Number of clients unless told otherwise: a picture of so many is easy to read."""
 
 SHOWN = 10
 """Clients at each end of a long table."""

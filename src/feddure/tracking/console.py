@@ -159,22 +159,24 @@ class _Watch:
 
     def __init__(self, federations: Sequence[Federation], clock: Clock):
         self.alone = len(federations) == 1
+        self._federations = max(len(federations), 1)
         self.done = sum(federation.round for federation in federations)
         self.total = sum(federation.experiment.rounds for federation in federations)
         self._clock = clock
         self._clients = 0
         self._began = clock()
         # One mark a round of all federations; the speed is measured between the oldest and the newest.
-        self._marks = deque([(self._began, self.done, 0)], maxlen=_WINDOW * max(len(federations), 1))
+        self._marks = deque([(self._began, self.done, 0)], maxlen=_WINDOW * self._federations)
         self._warm = False
 
     def round_done(self, record: Record) -> None:
         self.done += 1
         self._clients += len(record.get("clients", ()))
         self._marks.append((self._clock(), self.done, self._clients))
-        if not self._warm and len(self._marks) > 3:
+        if not self._warm and len(self._marks) > 2 * self._federations + 1:
             # The first round also pays for warming up, which would make the rest look longer than it is.
-            self._marks.popleft()
+            for _ in range(self._federations):
+                self._marks.popleft()
             self._warm = True
 
     @property
