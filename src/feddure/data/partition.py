@@ -7,7 +7,6 @@ every index and every parameter, and a file that differs from what was saved in 
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from feddure import config
 from feddure.data import recipes
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, DataError
+from feddure.files import write_whole
 
 _FORMAT = 1
 _SEAL = 64  # bytes of the hash that ends a file
@@ -65,15 +65,7 @@ class Partition:
 
     def save(self, path: str | Path) -> None:
         """Write the artefact: a plain npz, equal partitions giving equal bytes."""
-        path = Path(path)
-        content = _pack(self)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            aside.write_bytes(content)
-            aside.replace(path)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise DataError(f"{path}: the partition cannot be written ({error.strerror})") from None
+        write_whole(Path(path), _pack(self), DataError)
 
     @staticmethod
     def load(path: str | Path, dataset: Dataset) -> "Partition":

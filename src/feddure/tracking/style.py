@@ -4,7 +4,6 @@ Figures are plain `matplotlib.figure.Figure` objects drawn by Agg; nothing touch
 """
 
 import io
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from feddure.errors import ConfigError
+from feddure.files import write_whole
 
 # Okabe and Ito's palette without its yellow, too pale for lines; neighbours differ in lightness too.
 BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK = PALETTE = (
@@ -107,11 +107,4 @@ def save(figure: Figure, path: Path) -> None:
     ending = path.suffix.lower().removeprefix(".")
     if ending not in FORMATS:
         raise ConfigError(f"{path}: expected the name of a figure to end in .png, .svg or .pdf")
-    content = render(figure, ending)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise ConfigError(f"{path}: the figure cannot be written ({error.strerror})") from None
+    write_whole(path, render(figure, ending), ConfigError)
