@@ -10,7 +10,6 @@ timed. On CUDA the clock is a pair of device events around each call, after warm
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -24,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddure import draws
+from feddure import draws, environment
 from feddure.data import augment, augment_reference, sources
 from feddure.errors import FeddureError
 
@@ -53,8 +52,7 @@ def main() -> None:
         "benchmark": "augment",
         "images": len(images),
         "shape": list(dataset.shape),
-        "hardware": hardware(),
-        "versions": versions(),
+        "environment": environment.describe() | {"pillow": PIL.__version__},
         "pillow": summary(pillow, len(images)) | {"device": "cpu", "threads": 1},
         "batched": summary(batched, len(images)) | {"device": options.device, "threads": torch.get_num_threads()},
         "speedup": round(statistics.median(pillow) / statistics.median(batched), 1),
@@ -114,30 +112,12 @@ def summary(seconds: list[float], images: int) -> dict[str, Any]:
     }
 
 
-def hardware() -> dict[str, Any]:
-    cpu = platform.processor()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        names = [line for line in information.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": cpu, "cores": os.cpu_count(), "gpu": gpu}
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "pillow": PIL.__version__,
-    }
-
-
 def show(report: dict[str, Any]) -> None:
     console = Console()
-    place = report["hardware"]
+    place = report["environment"]
     console.print(f"{place['cpu']}, {place['cores']} cores; GPU: {place['gpu'] or 'none'}", highlight=False)
-    console.print(", ".join(f"{name} {version}" for name, version in report["versions"].items()), highlight=False)
+    versions = ", ".join(f"{name} {place[name]}" for name in ("python", "torch", "numpy", "pillow"))
+    console.print(versions, highlight=False)
     table = Table("T_s", "device", "threads", "repeats", "median ms", "min–max ms", "images/s")
     for name in ("pillow", "batched"):
         row = report[name]

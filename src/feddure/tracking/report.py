@@ -58,11 +58,12 @@ def write_report(run_folders: Sequence[Path], out: Path, opening: Opening | None
     """Write the report of one or several runs, whole or not at all; returns where it lies."""
     if not run_folders:
         raise RunError("no run was given: name one or more run folders")
+    runs = [read_run(folder) for folder in run_folders]
     if out.is_dir():
         raise RunError(f"{out}: a folder was given for the report; expected a file such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise RunError(f"{out}: the folder {out.parent} does not exist; make it first")
-    write_whole(out, render([read_run(folder) for folder in run_folders], opening).encode(), RunError)
+    write_whole(out, render(runs, opening).encode(), RunError)
     return out
 
 
