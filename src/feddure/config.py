@@ -225,13 +225,18 @@ def load(
     elif file is not None:
         tree = _read_yaml(file)
     overrides = {key: value for key, value in (changes or {}).items() if value is not None}
-    overrides.update(_parse_set(text) for text in sets)
+    overrides.update(parse_sets(sets))
     dataset = str(overrides.get("dataset", tree.get("dataset")))
     for key, value in by_dataset.get(dataset, {}).items():
         _assign(tree, key, value)
     for key, value in overrides.items():
         _assign(tree, key, value)
     return build(tree)
+
+
+def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
+    """`--set key=value` texts as values by dotted keys."""
+    return dict(_parse_set(text) for text in sets)
 
 
 def build(tree: dict[str, Any]) -> Experiment:

@@ -113,8 +113,8 @@ def test_options_reach_every_run(tmp_path):
 def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         turns = iter(range(100))
-        patch.setattr(runs._Stop, "__call__", lambda self: next(turns) >= 9)
-        patch.setattr(runs._Stop, "signal", 15)
+        patch.setattr(runs.Stop, "__call__", lambda self: next(turns) >= 9)
+        patch.setattr(runs.Stop, "signal", 15)
         stopped = start("--methods", "fedavg,feddure", "--seeds", "4", "--out", "out", exit_code=143)
     assert "go on with: feddure compare --out out --resume" in stopped.stderr
     table = tmp_path / "out" / "comparison.csv"

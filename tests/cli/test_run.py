@@ -86,8 +86,8 @@ def test_a_run_is_replayed_from_its_configuration(feddure, data, tmp_path):
 def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
     assert feddure("run", "--dataset", data, *SMALL, "--out", "whole")[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr(runs._Stop, "__call__", lambda self: True)
-        patch.setattr(runs._Stop, "signal", 15)
+        patch.setattr(runs.Stop, "__call__", lambda self: True)
+        patch.setattr(runs.Stop, "signal", 15)
         code, _, err = feddure("run", "--dataset", data, *SMALL, "--out", "stopped")
     assert code == 143
     assert "go on with: feddure run --out stopped --resume" in err

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 def stop_after(patch, turns):
     """Let the user press Ctrl-C when the lanes have taken so many turns."""
     taken = iter(range(10**9))
-    patch.setattr(runs._Stop, "__call__", lambda self: next(taken) >= turns)
-    patch.setattr(runs._Stop, "signal", signal.SIGINT)
+    patch.setattr(runs.Stop, "__call__", lambda self: next(taken) >= turns)
+    patch.setattr(runs.Stop, "signal", signal.SIGINT)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 7, 20])

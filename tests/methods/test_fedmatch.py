@@ -432,8 +432,8 @@ def test_a_stopped_run_resumes_to_identical_files(images, tmp_path, monkeypatch,
     whole = runs.execute(wanted, images, tmp_path / "whole", progress=False).folder
     with monkeypatch.context() as patch:
         left = iter(range(turns))
-        patch.setattr(runs._Stop, "__call__", lambda self: next(left, None) is None)
-        patch.setattr(runs._Stop, "signal", 2)
+        patch.setattr(runs.Stop, "__call__", lambda self: next(left, None) is None)
+        patch.setattr(runs.Stop, "signal", 2)
         with pytest.raises(runs.Interrupted):
             runs.execute(wanted, images, tmp_path / "stopped", progress=False)
     stopped = runs.execute(wanted, images, tmp_path / "stopped", resume=True, progress=False).folder

@@ -55,8 +55,8 @@ def compared(images, folder, methods=METHODS, seeds=(0,), resume=False, against=
 def stop_after(monkeypatch, turns):
     """Ask to stop when the lanes have taken so many turns."""
     taken = iter(range(10**9))
-    monkeypatch.setattr(runs._Stop, "__call__", lambda self: next(taken) >= turns)
-    monkeypatch.setattr(runs._Stop, "signal", 2)
+    monkeypatch.setattr(runs.Stop, "__call__", lambda self: next(taken) >= turns)
+    monkeypatch.setattr(runs.Stop, "signal", 2)
 
 
 def contents(folder):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feddure.cli.lists import names, numbers
 from feddure.cli.options import ConfigFile, DataDir, Preset, Sets
 from feddure.errors import ConfigError
 
@@ -78,9 +79,9 @@ def compare(
         "rounds": rounds,
     }
     experiment = config.load(preset, file, changes, sets or ())
-    named = _names(methods) if methods is not None else config.methods(preset) if preset is not None else []
-    numbers = _numbers(seeds) if seeds is not None else [experiment.seed] if present is None else []
-    plan = compare_plan.make_plan(named, numbers, against, present)
+    named = names("--methods", methods) if methods is not None else config.methods(preset) if preset is not None else []
+    chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
+    plan = compare_plan.make_plan(named, chosen, against, present)
     folder = (
         out if out is not None else _default_folder(preset or f"{experiment.dataset}-{experiment.partition.setting}")
     )
@@ -135,20 +136,6 @@ def _table(title: str, content: tuple[list[str], list[list[str]]], caption: str,
     for row in rows:
         table.add_row(*map(escape, row))
     return table
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ConfigError(f"--methods {text}: expected names with commas between them, such as fedavg-matched,feddure")
-    return names
-
-
-def _numbers(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--seeds {text}: expected whole numbers from 0 with commas between them, such as 0,1,2")
-    return [int(word) for word in words]
 
 
 def _expect_no_run_options(sets: list[str]) -> None:

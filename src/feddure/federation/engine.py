@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -16,11 +18,14 @@ from feddure.federation.lanes import Lanes, Result, Task
 from feddure.federation.program import Program
 from feddure.nn.network import Network
 
+Found = TypeVar("Found")
+
 
 class Engine:
     """Trains tasks; keeps one copy of each data set, network and program."""
 
     def __init__(self, options: Options):
+        self.options = options
         self.device = _device(options.device)
         cuda = self.device.type == "cuda"
         self.precision = ("bf16" if cuda else "fp32") if options.precision == "auto" else options.precision
@@ -56,9 +61,22 @@ class Engine:
 
     def run(self, tasks: list[Task]) -> list[Result]:
         """Train all tasks; with fewer lanes if the memory does not suffice."""
+        return self._in_memory(lambda: self.lanes.run(tasks))
+
+    def prepare(self, tasks: list[Task]) -> None:
+        """Compile and capture what these tasks will need, before any clock runs."""
+        self._in_memory(lambda: self.lanes.prepare(tasks))
+
+    def release(self) -> None:
+        """Give the memory of all programs and data sets back; what was compiled stays."""
+        self._programs.clear()
+        self._feeds.clear()
+        self.lanes.release()
+
+    def _in_memory(self, work: Callable[[], Found]) -> Found:
         while True:
             try:
-                return self.lanes.run(tasks)
+                return work()
             except torch.cuda.OutOfMemoryError:
                 if not self.lanes.fewer():
                     raise

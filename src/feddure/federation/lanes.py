@@ -231,13 +231,18 @@ class Lanes:
             lanes.append(Lane(len(lanes), program, self._streams[len(lanes)]))
         return lanes[number]
 
+    def release(self) -> None:
+        """Give the lanes' memory back; they are built anew when needed."""
+        self._lanes.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def fewer(self) -> bool:
         """After running out of memory: half the lanes, all built anew. False when there is only one."""
         if self.limit <= 1:
             return False
         self.limit = max(1, self.limit // 2)
-        self._lanes.clear()
-        torch.cuda.empty_cache()
+        self.release()
         warnings.warn(f"out of GPU memory: going on with {self.limit} lanes", FeddureWarning, stacklevel=3)
         return True
 

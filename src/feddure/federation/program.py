@@ -26,8 +26,12 @@ _NOT_IN_A_STEP = {
 
 def key(experiment: Experiment, dataset: Dataset) -> str:
     """Two experiments with the same key can share lanes."""
-    fields = experiment.model_dump(exclude=_NOT_IN_A_STEP)
-    return json.dumps([fields, dataset.shape, len(dataset.classes)], sort_keys=True, default=str)
+    return json.dumps([fields(experiment), dataset.shape, len(dataset.classes)])
+
+
+def fields(experiment: Experiment) -> str:
+    """All of an experiment that a step depends on, for images of a given shape."""
+    return json.dumps(experiment.model_dump(exclude=_NOT_IN_A_STEP), sort_keys=True, default=str)
 
 
 class Program:

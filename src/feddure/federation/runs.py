@@ -77,7 +77,7 @@ def complete(members: "Sequence[Member]", home: Path, command: str = "run", prog
     if progress:
         observers.append(console_observer(members))  # type: ignore[arg-type]
     engine = members[0].engine
-    with _stopping() as stop, ExitStack() as closing:
+    with stopping() as stop, ExitStack() as closing:
         for observer in observers:
             closing.callback(observer.close)
         engine.lanes.stop = stop
@@ -254,7 +254,7 @@ class _OnDisk(Observer):
             ) from None
 
 
-class _Stop:
+class Stop:
     """Becomes true when the user asks to stop; a second time ends the process at once."""
 
     signal = 0
@@ -268,8 +268,9 @@ class _Stop:
 
 
 @contextmanager
-def _stopping() -> Iterator[_Stop]:
-    stop = _Stop()
+def stopping() -> Iterator[Stop]:
+    """While this holds, Ctrl-C and SIGTERM only ask to stop: lanes end the step under way and raise `Stopped`."""
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -1,0 +1,266 @@
+"""Cells: single measurements of a grid of experiments, each kept in a file of its own.
+
+A cell is an experiment; its name is the hash of all that determines its result. A finished cell is one small JSON file,
+so that a kill loses none, folders from several machines merge by copying, and studies that share an experiment measure
+it once. While a cell is being measured, a lock keeps every other process away from it.
+"""
+
+import csv
+import fcntl
+import io
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feddure.config import Experiment
+from feddure.data import recipes
+from feddure.data.sources import find_source
+from feddure.errors import RunError
+from feddure.files import write_whole
+
+CELLS, UNFINISHED, RESULTS = "cells", "unfinished", "results.csv"
+
+COLUMNS = (
+    "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
+    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "together", "options",
+    "config_hash", "commit", "hardware", "versions",
+)  # fmt: skip
+"""Of results.csv. Accuracies are in per cent; `seconds` is a cell's share of the time of the `together` cells that
+shared the lanes; `options` holds what a cell changes beyond the other columns."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment of a study: where it stands in the study's table or chart, and all that determines its result."""
+
+    study: str
+    preset: str
+    experiment: Experiment
+    options: str = ""  # what it changes beyond the columns of results.csv, as key=value texts
+
+    @property
+    def hash(self) -> str:
+        return self.experiment.fingerprint()[:16]
+
+    def coordinates(self) -> dict[str, Any]:
+        """The columns of results.csv that say what was measured."""
+        e = self.experiment
+        return {
+            "study": self.study,
+            "preset": self.preset,
+            "method": e.method,
+            "dataset": e.dataset,
+            "setting": e.partition.setting,
+            "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
+            "labels": labels(e),
+            "clients_per_round": e.clients_per_round,
+            "seed": e.seed,
+            "rounds": e.rounds,
+            "options": self.options,
+            "config_hash": self.hash,
+        }
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a finished cell found."""
+
+    experiment: dict[str, Any]
+    config_hash: str
+    rounds: int
+    local_steps: float  # of a client in a round, on average
+    accuracy_last: float  # shares of 1, as all accuracies here
+    accuracy_last10: float
+    accuracy_ema: float | None  # last evaluation of the averaged model
+    curve: list[tuple[int, float, float | None]]  # round, accuracy, accuracy of the averaged model
+    seconds: float  # its share of the training of all that shared the lanes
+    build_seconds: float  # compiling and capturing, for all of them
+    together: int
+    partition: str  # its hash
+    diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
+    bytes_per_round: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of results.csv that say what was found."""
+        about = self.environment
+        return {
+            "rounds": self.rounds,
+            "local_steps": round(self.local_steps, 2),
+            "accuracy_last": round(100 * self.accuracy_last, 2),
+            "accuracy_last10": round(100 * self.accuracy_last10, 2),
+            "accuracy_ema": "" if self.accuracy_ema is None else round(100 * self.accuracy_ema, 2),
+            "seconds": round(self.seconds, 1),
+            "together": self.together,
+            "commit": about.get("commit") or "",
+            "hardware": about.get("gpu") or f"{about.get('cpu')}, {about.get('cores')} cores",
+            "versions": "; ".join(f"{name} {about.get(name)}" for name in ("python", "torch", "numpy")),
+        }
+
+
+def labels(experiment: Experiment) -> float | str:
+    """How many per cent of the training images are labelled; nothing where the data come with their own labels."""
+    part = experiment.partition
+    if part.label_fraction is not None:
+        return round(100 * part.label_fraction, 4)
+    images, classes = data_size(experiment.dataset)
+    if images is None or classes is None:
+        return ""
+    per_class = recipes.LABELS_PER_CLASS if part.labels_per_class is None else part.labels_per_class
+    return round(100 * per_class * classes * part.clients / images, 2)
+
+
+def data_size(dataset: str) -> tuple[int | None, int | None]:
+    """Training images and classes of a data set with a name."""
+    if ":" in dataset:
+        return None, None
+    source = find_source(dataset)
+    return source.train, source.classes
+
+
+class Store:
+    """The finished cells of a folder, and those under way."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def find(self, cell: Cell) -> Measurement | None:
+        """What was measured for this cell, or None."""
+        return _read(self.folder / CELLS / f"{cell.hash}.json")
+
+    def has(self, cell: Cell) -> bool:
+        return (self.folder / CELLS / f"{cell.hash}.json").exists()
+
+    def keep(self, measurement: Measurement) -> None:
+        """A cell is finished: its file first, then away with what its resumption would have needed."""
+        folder = self.folder / CELLS
+        _make(folder)
+        write_whole(folder / f"{measurement.config_hash}.json", _pack(measurement), RunError, durable=True)
+        shutil.rmtree(self.unfinished(measurement.config_hash), ignore_errors=True)
+
+    def unfinished(self, config_hash: str) -> Path:
+        """Where a cell's state lies while it is being measured."""
+        return self.folder / UNFINISHED / config_hash
+
+    def measurements(self) -> Iterator[Measurement]:
+        """All finished cells, by name."""
+        for path in sorted((self.folder / CELLS).glob("*.json")):
+            found = _read(path)
+            if found is not None:
+                yield found
+
+    @contextmanager
+    def claimed(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+        """Those of the cells that nobody has finished or works on; nobody else gets them meanwhile.
+
+        The lock goes with the process, however it ends.
+        """
+        locks = []
+        mine = []
+        try:
+            for cell in cells:
+                folder = self.unfinished(cell.hash)
+                _make(folder)
+                lock = (folder / "lock").open("a")
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    lock.close()
+                    continue
+                locks.append(lock)
+                if self.has(cell):  # finished between the look and the lock
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    mine.append(cell)
+            yield mine
+        finally:
+            for lock in locks:
+                lock.close()
+            for cell in mine:
+                _remove_if_untouched(self.unfinished(cell.hash))
+            _remove_if_empty(self.folder / UNFINISHED)
+
+    def merge(self, other: Path) -> int:
+        """Take over the finished cells of another folder, and the rows of its results; returns how many were new."""
+        if not (other / CELLS).is_dir():
+            raise RunError(f"{other}: no measured cells are there; expected a folder that `reproduce` or `sweep` wrote")
+        _make(self.folder / CELLS)
+        new = 0
+        for path in sorted((other / CELLS).glob("*.json")):
+            target = self.folder / CELLS / path.name
+            if not target.exists():
+                found = _read(path)
+                assert found is not None
+                write_whole(target, _pack(found), RunError)
+                new += 1
+        self._write_rows({**read_rows(other / RESULTS), **read_rows(self.folder / RESULTS)})
+        return new
+
+    def tabulate(self, cells: Iterable[Cell]) -> None:
+        """Write results.csv: a row for each of these cells that is finished; rows of other studies stay."""
+        rows = read_rows(self.folder / RESULTS)
+        for cell in cells:
+            found = self.find(cell)
+            if found is not None:
+                row = cell.coordinates() | found.columns()
+                rows[cell.study, cell.hash] = {name: str(row[name]) for name in COLUMNS}
+        self._write_rows(rows)
+
+    def _write_rows(self, rows: dict[tuple[str, str], dict[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows.values())
+        _make(self.folder)
+        write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
+
+
+def read_rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The rows of a results.csv by study and cell; none where there is no file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise RunError(f"{path}: cannot be read ({problem}); move it away, it is made anew from {CELLS}/") from None
+    missing = sorted(set(COLUMNS) - set(rows[0])) if rows else []
+    if missing:
+        raise RunError(f"{path}: its columns lack {', '.join(missing)}; move it away, it is made anew from {CELLS}/")
+    return {(row["study"], row["config_hash"]): {name: row[name] for name in COLUMNS} for row in rows}
+
+
+def _pack(measurement: Measurement) -> bytes:
+    return (json.dumps(measurement.__dict__, ensure_ascii=False) + "\n").encode()
+
+
+def _read(path: Path) -> Measurement | None:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        curve = [(int(number), float(share), averaged) for number, share, averaged in tree.pop("curve")]
+        return Measurement(curve=curve, **tree)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        raise RunError(f"{path}: damaged ({problem}); delete it to have the cell measured again") from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
+
+
+def _remove_if_untouched(folder: Path) -> None:
+    if folder.is_dir() and [entry.name for entry in folder.iterdir()] == ["lock"]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

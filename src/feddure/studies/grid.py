@@ -1,0 +1,225 @@
+"""Grids: many experiments on the lanes of one machine, resumable after a kill at any moment.
+
+Cells whose steps are the same program train side by side and share the lanes, compiled code and captured graphs. Each
+cell's state is kept while it is under way, and a finished cell is never measured again (`cells`).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from feddure import environment
+from feddure.data import partition as partitions
+from feddure.data.dataset import Dataset
+from feddure.errors import RunError
+from feddure.federation import checkpoint, program
+from feddure.federation.engine import Engine
+from feddure.federation.lanes import Stopped
+from feddure.federation.rounds import Federation, Observer, run
+from feddure.federation.runs import stopping
+from feddure.studies.cells import Cell, Measurement, Store
+from feddure.tracking import diagnostics_summary, records
+from feddure.tracking.summary import evaluations, summarise
+
+TOGETHER = 9
+"""Cells that share the lanes of a GPU when nobody says: with five clients each they fill the lanes twice."""
+
+CHECKPOINT_SECONDS = 300.0
+"""A kill costs a cell at most about this much of its time."""
+
+_WRITING = 0.05  # the largest share of the time that checkpoints may take; FedMatch's hold every client's ψ
+
+Load = Callable[[str], Dataset]
+"""Gives the data set of a name."""
+
+
+class Watcher(Protocol):
+    """What is told how a grid goes on."""
+
+    def group_begins(self, federations: Sequence[Federation]) -> None: ...
+    def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None: ...
+    def cell_done(self, cell: Cell, measurement: Measurement) -> None: ...
+
+
+class GridStopped(RunError):
+    """A signal ended a grid early."""
+
+    def __init__(self, number: int):
+        super().__init__("stopped; finished cells are kept, and those under way go on from where they are")
+        self.exit_code = 128 + number
+
+
+def unmeasured(cells: Iterable[Cell], store: Store) -> list[Cell]:
+    """The cells that have no measurement yet, each experiment once."""
+    left = {cell.hash: cell for cell in cells if not store.has(cell)}
+    return list(left.values())
+
+
+def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell]]:
+    """Cells that can share lanes, in the order of their first ones; at most `together` in each."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        engine = cell.experiment.engine.model_dump_json()
+        found.setdefault(f"{cell.experiment.dataset} {program.fields(cell.experiment)} {engine}", []).append(cell)
+    size = together or TOGETHER
+    return [members[start : start + size] for members in found.values() for start in range(0, len(members), size)]
+
+
+def measure(
+    cells: Sequence[Cell], store: Store, load: Load, together: int | None = None, watcher: Watcher | None = None
+) -> None:
+    """Measure all cells that are not finished and that no other process is working on."""
+    engine: Engine | None = None
+    for group in groups(unmeasured(cells, store), together):
+        with store.claimed(group) as mine:
+            if not mine:
+                continue
+            options = mine[0].experiment.engine
+            if engine is None or engine.options != options:
+                engine = Engine(options)
+            one_at_a_time = together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
+            for part in [[cell] for cell in mine] if one_at_a_time else [mine]:
+                _measure_together(part, store, load(part[0].experiment.dataset), engine, watcher)
+            engine.release()
+
+
+def _measure_together(
+    cells: Sequence[Cell], store: Store, dataset: Dataset, engine: Engine, watcher: Watcher | None
+) -> None:
+    states = [_State(cell, store, dataset, engine, len(cells)) for cell in cells]
+    began = time.perf_counter()
+    engine.prepare([task for state in states for task in state.federation.tasks()])
+    building = time.perf_counter() - began
+    if watcher:
+        watcher.group_begins([state.federation for state in states])
+    clock = _Clock(len(cells))
+    for state in states:
+        state.build_seconds = building
+        state.clock = clock
+    observers: list[Observer] = [*states, *([_Watching(watcher)] if watcher else [])]
+    with stopping() as stop:
+        engine.lanes.stop = stop
+        try:
+            run([state.federation for state in states], engine, observers)
+        except Stopped:
+            for state in states:
+                state.checkpoint()
+            raise GridStopped(stop.signal) from None
+        finally:
+            engine.lanes.stop = lambda: False
+            for state in states:
+                state.close()
+    for cell in cells:
+        found = store.find(cell)
+        if watcher and found is not None:
+            watcher.cell_done(cell, found)
+
+
+class _Clock:
+    """Shares the time that goes by among the cells that train together."""
+
+    def __init__(self, cells: int):
+        self._cells = cells
+        self._mark = time.perf_counter()
+        self._pot = 0.0
+        self._taken: dict[int, float] = {}
+
+    def take(self, owner: object) -> float:
+        """This owner's share of the time since it last asked."""
+        now = time.perf_counter()
+        self._pot += now - self._mark
+        self._mark = now
+        share = self._pot / self._cells - self._taken.get(id(owner), 0.0)
+        self._taken[id(owner)] = self._pot / self._cells
+        return share
+
+
+class _State(Observer):
+    """A cell under way: its federation, its records, and what a resumption needs."""
+
+    build_seconds = 0.0
+    clock: _Clock
+
+    def __init__(self, cell: Cell, store: Store, dataset: Dataset, engine: Engine, together: int):
+        self._cell = cell
+        self._store = store
+        self._together = together
+        experiment = cell.experiment
+        partition = partitions.make(dataset, experiment.partition, experiment.partition_seed)
+        self.federation = Federation(experiment, dataset, partition, engine)
+        self._folder = store.unfinished(cell.hash)
+        checkpoint.read(self.federation, self._folder)
+        self._metrics = records.Writer(self._folder / records.METRICS)
+        self._timing = records.Writer(self._folder / records.TIMING)
+        for writer in (self._metrics, self._timing):
+            writer.keep(self.federation.round)
+        self._due = time.monotonic() + CHECKPOINT_SECONDS
+
+    def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
+        if federation is not self.federation:
+            return
+        self._metrics.write(record)
+        self._timing.write({"round": record["round"], "seconds": self.clock.take(self)})
+        if federation.round == federation.experiment.rounds:
+            self._store.keep(self._measurement())
+        elif time.monotonic() > self._due:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Keep what a resumption needs, unless the cell is finished."""
+        if self._store.has(self._cell):
+            return
+        began = time.monotonic()
+        checkpoint.write(self.federation, self._folder)
+        took = (time.monotonic() - began) * self._together
+        self._due = time.monotonic() + max(CHECKPOINT_SECONDS, took / _WRITING)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._timing.close()
+
+    def _measurement(self) -> Measurement:
+        metrics = records.read(self._folder / records.METRICS)
+        found = summarise(metrics, records.read(self._folder / records.TIMING))
+        averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
+        assert found.accuracy_last is not None
+        assert found.accuracy_last10 is not None
+        ways = {way for record in metrics for way in record["communication"]}
+        return Measurement(
+            experiment=self._cell.experiment.model_dump(),
+            config_hash=self._cell.hash,
+            rounds=found.rounds,
+            local_steps=found.mean_local_steps or 0.0,
+            accuracy_last=found.accuracy_last,
+            accuracy_last10=found.accuracy_last10,
+            accuracy_ema=found.accuracy_ema_last,
+            curve=[(number, share, averaged.get(number)) for number, share in evaluations(metrics, "accuracy")],
+            seconds=found.seconds or 0.0,
+            build_seconds=self.build_seconds,
+            together=self._together,
+            partition=self.federation.partition.sha256,
+            diagnostics=_last_diagnostics(metrics),
+            bytes_per_round={
+                way: sum(record["communication"].get(way, 0) for record in metrics) / len(metrics)
+                for way in sorted(ways)
+            },
+            environment=environment.describe() | {"device": str(self.federation.engine.device)},
+        )
+
+
+class _Watching(Observer):
+    """Passes rounds on to a grid's watcher."""
+
+    def __init__(self, watcher: Watcher):
+        self._watcher = watcher
+
+    def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
+        self._watcher.round_done(federation, record, seconds)
+
+
+def _last_diagnostics(metrics: Sequence[records.Record]) -> dict[str, float]:
+    """What pseudo labels and regulators were like in the last rounds; nothing for methods without them."""
+    if not any(record.get("diagnostics") for record in metrics):
+        return {}
+    means = diagnostics_summary.last_means(diagnostics_summary.trace(metrics))
+    return {name: round(value, 5) for name, value in means.items() if name != "round" and value == value}

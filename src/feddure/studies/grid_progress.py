@@ -1,0 +1,115 @@
+"""What a person sees while a grid is measured: bars on a terminal, plain lines anywhere else."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from feddure.federation.rounds import Federation
+from feddure.studies.cells import Cell, Measurement
+from feddure.studies.grid_cost import reference_seconds
+from feddure.tracking.records import Record
+
+_PLAIN_SECONDS = 30.0  # between two lines of a log
+
+
+class GridProgress:
+    """A bar for the whole grid with the time left, and one for the cells that are training now."""
+
+    def __init__(
+        self, cells: Sequence[Cell], console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        """`cells` are those still to be measured, each once."""
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._began = clock()
+        self._spoke = self._began - _PLAIN_SECONDS
+        self._total = len(cells)
+        self._done = 0
+        self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
+        self._work = max(sum(self._costs.values()), 1e-9)
+        self._worked = 0.0  # of the work above, in finished cells
+        self._group: dict[int, tuple[float, float]] = {}  # of each federation under way: cost, share done
+        self._accuracy: dict[int, float] = {}
+        self._bars: Progress | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[text]}"),
+            )
+            self._bars = Progress(*columns, console=self._console, expand=True, redirect_stdout=False)
+            self._whole = self._bars.add_task("cells", total=self._work, text=f"0/{self._total}")
+            self._now = self._bars.add_task("", total=1.0, text="", visible=False)
+            self._bars.start()
+
+    def group_begins(self, federations: Sequence[Federation]) -> None:
+        """Some cells start to train side by side."""
+        self._group = {id(f): (reference_seconds(f.experiment), f.round / f.experiment.rounds) for f in federations}
+        self._accuracy = {}
+        methods = ", ".join(dict.fromkeys(f.experiment.method for f in federations))
+        many = f" × {len(federations)}" if len(federations) > 1 else ""
+        self._name = f"{methods} on {federations[0].experiment.dataset}{many}"
+        if self._bars:
+            self._bars.update(self._now, description=self._name, completed=0, text="", visible=True)
+        else:
+            self._say(f"{self._name}: training begins", at_once=True)
+
+    def round_done(self, federation: Federation, record: Record, seconds: float) -> None:
+        """A federation under way has finished a round."""
+        cost, _ = self._group[id(federation)]
+        self._group[id(federation)] = cost, federation.round / federation.experiment.rounds
+        if "test" in record:
+            self._accuracy[id(federation)] = record["test"]["accuracy"]
+        accuracy = f"  accuracy {statistics.fmean(self._accuracy.values()):.3f}" if self._accuracy else ""
+        text = f"round {federation.round}/{federation.experiment.rounds}{accuracy}"
+        if self._bars:
+            share = statistics.fmean(done for _, done in self._group.values())
+            self._bars.update(self._now, completed=share, text=text)
+            self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
+        else:
+            self._say(f"{self._name}: {text}  {self._whole_text()}")
+
+    def cell_done(self, cell: Cell, measurement: Measurement) -> None:
+        """A cell is finished and kept."""
+        self._done += 1
+        self._worked += self._costs.get(cell.hash, 0.0)
+        self._group = {}
+        e = cell.experiment
+        line = (
+            f"{e.method}, {e.dataset}, {e.partition.setting}, seed {e.seed}: "
+            f"{100 * measurement.accuracy_last10:.2f} % (last 10), {100 * measurement.accuracy_last:.2f} % (last), "
+            f"{measurement.seconds:.0f} s"
+        )
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self._bars:
+            self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._bars:
+            self._bars.stop()
+
+    @property
+    def _finished(self) -> float:
+        return self._worked + sum(cost * share for cost, share in self._group.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the speed so far; None before there is one."""
+        elapsed = self._clock() - self._began
+        return elapsed * (self._work - self._finished) / self._finished if self._finished > 0 else None
+
+    def _whole_text(self) -> str:
+        left = self.seconds_left
+        shown = "–" if left is None else str(timedelta(seconds=round(left)))
+        passed = timedelta(seconds=round(self._clock() - self._began))
+        return f"{self._done}/{self._total} cells  {passed}  left {shown}"
+
+    def _say(self, line: str, at_once: bool = False) -> None:
+        if at_once or self._clock() - self._spoke >= _PLAIN_SECONDS:
+            self._spoke = self._clock()
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
