@@ -3,6 +3,7 @@
 import feddure
 run = feddure.run("aaai24", dataset="cifar10", setting="dir-dir", method="feddure")
 run.summary, run.metrics, run.model, run.report()
+feddure.predict(run.folder, "photos/"), feddure.export(run.folder, "model.onnx")
 """
 
 from importlib import import_module
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from feddure.errors import FeddureError
     from feddure.methods import register as register_method
     from feddure.methods.base import Client, Method, cross_entropy, mean
+    from feddure.models.export import export
+    from feddure.models.load import load_model
+    from feddure.models.predict import predict
     from feddure.nn import register as register_network
 
 __all__ = [
@@ -33,8 +37,11 @@ __all__ = [
     "Run",
     "__version__",
     "cross_entropy",
+    "export",
     "load_dataset",
+    "load_model",
     "mean",
+    "predict",
     "register_dataset",
     "register_method",
     "register_network",
@@ -52,7 +59,10 @@ _FOUND_IN = {
     "Needs": "data.batches",
     "Run": "api",
     "cross_entropy": "methods.base",
+    "export": "models.export",
+    "load_model": "models.load",
     "mean": "methods.base",
+    "predict": "models.predict",
     "run": "api",
 }
 _REGISTERS = {"register_dataset": "data.sources", "register_method": "methods", "register_network": "nn"}

@@ -1,0 +1,48 @@
+"""`feddure export`: a trained model as one file for other programs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or a safetensors file.")],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="safetensors, onnx or torchscript; default: by --out's ending."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file to write; default: in the run's folder, with its name.")
+    ] = None,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The averaged model of a run with `server.ema`, in place of the global one.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a trained model as safetensors, ONNX or TorchScript, with its classes and normalisation inside.
+
+    ONNX and TorchScript models take uint8 images [N, channels, height, width] of 0 to 255, any N, and give
+    `probabilities` and `logits`. Before the file is put in place, its model is compared with the original.
+
+    Examples:
+
+    ```text
+    feddure export runs/demo --format onnx       # writes runs/demo/demo.onnx
+    feddure export runs/demo --out clothes.pt    # TorchScript
+    feddure export runs/demo --out clothes.onnx --force
+    ```
+    """
+    from feddure.models.export import export as write_model  # torch takes seconds: only when it is needed
+    from feddure.models.network import model_file, parse_safetensors, read_bytes
+
+    target = write_model(run, out, format=kind, ema=ema, force=force)
+    path = model_file(run)
+    about, _ = parse_safetensors(read_bytes(path), path)
+    shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"{about.model}: uint8 images [N, {shape}] to probabilities and logits [N, {classes}]")
+    print(target)

@@ -1,0 +1,120 @@
+"""`feddure predict`: the classes of image files."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from feddure.models.predict import Prediction
+
+WIDE = 1000
+"""Columns of a table that goes to a file or another program: no line is to be broken there."""
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or an exported file.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON an image, for scripts.")] = False,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Also write a table with the probability of every class."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="Classes to show for an image.")] = 3,
+    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images classified at once.")] = 64,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The averaged model of a run with `server.ema`, in place of the global one.")
+    ] = False,
+) -> None:
+    """Say what is on images: the most probable classes with their probabilities.
+
+    Files become pixels by the rule of training's own folders, in the model's size and channels. A file that is no
+    image is named on standard error, the others go on, and the exit code is 1.
+
+    Examples:
+
+    ```text
+    feddure predict runs/demo shirt.png boot.jpg
+    feddure predict clothes.onnx photos/ --top 1 --csv photos.csv
+    feddure predict runs/demo photos/ --json | jq 'select(.probability < 0.5)'
+    ```
+    """
+    from feddure.models.load import load_model  # torch takes seconds: only when it is needed
+    from feddure.models.predict import classify, find_images
+
+    files = find_images(images)
+    trained = load_model(model, device=device, ema=ema)
+    found = []
+    for prediction in classify(trained, files, batch, progress=not as_json):  # a bar would take over standard output
+        found.append(prediction)
+        if as_json:
+            print(json.dumps(_record(prediction, top)), flush=True)
+    if not as_json:
+        _show(found, top)
+    if csv_file is not None:
+        _write_csv(csv_file, found, trained.classes)
+    _name_unreadable(found)
+
+
+def _record(prediction: "Prediction", top: int) -> dict[str, Any]:
+    if prediction.problem is not None:
+        return {"file": str(prediction.file), "error": prediction.problem}
+    best = [{"class": label, "probability": probability} for label, probability in prediction.ranking[:top]]
+    return {"file": str(prediction.file), **best[0], "top": best}
+
+
+def _show(found: Sequence["Prediction"], top: int) -> None:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("class")
+    table.add_column("probability", justify="right", no_wrap=True)
+    if top > 1:
+        table.add_column("runners-up")
+    for prediction in found:
+        if prediction.ranking:
+            (label, probability), *others = prediction.ranking[:top]
+            runners_up = ", ".join(f"{name} {_percent(share)}" for name, share in others)
+            cells = [str(prediction.file), label, _percent(probability), runners_up]
+            table.add_row(*map(Text, cells[: len(table.columns)]))
+    if table.row_count:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = WIDE
+        console.print(table)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _write_csv(path: Path, found: Iterable["Prediction"], classes: Sequence[str]) -> None:
+    from feddure.errors import DataError
+    from feddure.files import write_whole
+
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file", "class", "probability", *classes, "error"])
+    for prediction in found:
+        shares = dict(prediction.ranking)
+        row = [prediction.label, prediction.probability, *(shares.get(name) for name in classes), prediction.problem]
+        writer.writerow([prediction.file, *row])
+    write_whole(path, text.getvalue().encode(), DataError)
+
+
+def _name_unreadable(found: Sequence["Prediction"]) -> None:
+    unreadable = [prediction for prediction in found if prediction.problem is not None]
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    for prediction in unreadable:
+        console.print(f"{prediction.file}: {prediction.problem}")
+    if unreadable:
+        console.print(f"{len(unreadable)} of {len(found)} files could not be read")
+        raise typer.Exit(1)

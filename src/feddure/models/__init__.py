@@ -1,0 +1,1 @@
+"""The trained model at work: read from a run or a file, exported, and asked about images."""

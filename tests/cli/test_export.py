@@ -1,0 +1,51 @@
+"""`feddure export` as a person and as a script sees it."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import folders
+from feddure import cli
+from feddure.errors import ConfigError, RunError
+
+pytestmark = [
+    pytest.mark.usefixtures("quiet"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+
+def invoke(*arguments):
+    """Standard output and standard error of the command."""
+    result = CliRunner().invoke(cli.app, ["export", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("onnx", "run.onnx"), ("torchscript", "run.pt"), ("safetensors", "run.safetensors")]
+)
+def test_standard_output_is_the_file_and_nothing_else(tmp_path, kind, name):
+    folder = folders.execute(tmp_path / "run").folder
+    output, notes = invoke(folder, "--format", kind)
+    assert output == f"{folder / name}\n"
+    assert (folder / name).is_file()
+    assert "uint8 images [N, 1, 8, 8] to probabilities and logits [N, 4]" in notes
+
+
+def test_options(tmp_path):
+    folder = folders.execute(tmp_path / "run", **folders.LONG).folder
+    target = tmp_path / "mine.pt"
+    invoke(folder, "--out", target)
+    images = torch.full((1, 1, 8, 8), 99, dtype=torch.uint8)
+    before = torch.jit.load(target)(images)
+    with pytest.raises(RunError, match="--force"):
+        invoke(folder, "--out", target, "--ema")
+    invoke(folder, "--out", target, "--ema", "--force")
+    assert not torch.equal(torch.jit.load(target)(images)[1], before[1])
+
+
+def test_mistakes_are_explained(tmp_path):
+    with pytest.raises(ConfigError, match="expected one of safetensors, onnx, torchscript"):
+        invoke(tmp_path, "--format", "caffe")
+    with pytest.raises(RunError, match="no such run folder"):
+        invoke(tmp_path / "nowhere", "--format", "onnx")

@@ -1,0 +1,124 @@
+"""`feddure predict` as a person and as a script sees it."""
+
+import csv
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import folders
+from feddure import cli
+from feddure.errors import DataError, RunError
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return folders.execute(tmp_path / "run").folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three images in a folder with a name that looks like markup."""
+    folder = tmp_path / "[bold]photos"
+    folder.mkdir()
+    for number in range(3):
+        Image.fromarray(folders.IMAGES.test_images[number, ..., 0]).save(folder / f"{number}.png")
+    return folder
+
+
+def invoke(*arguments, code=0):
+    """Standard output and standard error of the command."""
+    result = CliRunner().invoke(cli.app, ["predict", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+def as_records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_row_an_image(run, photos):
+    output, notes = invoke(run, photos)
+    header, _, *rows = output.splitlines()
+    assert header.split() == ["file", "class", "probability", "runners-up"]
+    assert len(rows) == 3
+    for number, row in enumerate(rows):
+        file = str(photos / f"{number}.png")
+        assert row.startswith(file)
+        label, share, runners_up = row.removeprefix(file).split(maxsplit=2)
+        assert label in "abcd"
+        assert 25 <= float(share) <= 100
+        assert runners_up.count(" %") == 2
+    assert notes == ""
+
+
+def test_only_the_best(run, photos):
+    output, _ = invoke(run, photos, "--top", 1)
+    assert "runners-up" not in output
+    assert output.count(" %") == 3
+
+
+def test_a_line_of_json_an_image(run, photos):
+    records = as_records(invoke(run, photos, "--json", "--top", 2)[0])
+    assert [record["file"] for record in records] == [str(photos / f"{number}.png") for number in range(3)]
+    for record in records:
+        assert len(record["top"]) == 2
+        assert record["top"][0] == {"class": record["class"], "probability": record["probability"]}
+        assert record["top"][0]["probability"] >= record["top"][1]["probability"]
+    every = as_records(invoke(run, photos, "--json", "--top", 99)[0])
+    assert sum(entry["probability"] for entry in every[0]["top"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_table_for_spreadsheets(run, photos, tmp_path):
+    (photos / "notes.txt").write_text("hello")
+    output, _ = invoke(run, photos, "--csv", tmp_path / "table.csv", "--json", code=1)
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "class", "probability", "a", "b", "c", "d", "error"]
+    assert [row["class"] for row in rows[:3]] == [record["class"] for record in as_records(output)[:3]]
+    for row in rows[:3]:
+        assert max("abcd", key=lambda name: float(row[name])) == row["class"]
+        assert row["probability"] == row[row["class"]]
+    assert "not an image" in rows[3]["error"]
+    assert rows[3]["class"] == ""
+
+
+def test_an_unreadable_file_is_named_the_others_go_on_and_the_exit_code_is_1(run, photos):
+    (photos / "1.png").write_text("no picture")
+    output, notes = invoke(run, photos, "--json", code=1)
+    good, bad, other = as_records(output)
+    assert "class" in good
+    assert "class" in other
+    assert bad["file"] == str(photos / "1.png")
+    assert "not an image" in bad["error"]
+    output, notes = invoke(run, photos, code=1)
+    assert "1.png: is not an image" in notes
+    assert "1 of 3 files could not be read" in notes
+    assert "1.png" not in output
+    assert "2.png" in output
+
+
+def test_every_kind_of_file_says_the_same(run, photos):
+    wanted = as_records(invoke(run, photos, "--json", "--batch", 2)[0])
+    for kind in ("onnx", "torchscript", "safetensors"):
+        file = CliRunner().invoke(cli.app, ["export", str(run), "--format", kind]).stdout.strip()
+        found = as_records(invoke(file, photos, "--json", "--device", "cpu")[0])
+        for one, other in zip(found, wanted, strict=True):
+            assert one["class"] == other["class"]
+            assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
+
+
+def test_mistakes_are_explained(run, photos, tmp_path):
+    with pytest.raises(RunError, match="no such run folder"):
+        invoke(tmp_path / "nowhere", photos)
+    with pytest.raises(RunError, match="not a model that feddure wrote"):
+        invoke(photos / "0.png", photos)
+    with pytest.raises(DataError, match="there is no such image or folder"):
+        invoke(run, photos / "typo.png")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no image in it"):
+        invoke(run, tmp_path / "empty")
+    assert "Invalid value for '--top'" in invoke(run, photos, "--top", 0, code=2)[1]
