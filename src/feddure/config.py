@@ -4,9 +4,11 @@ Every field carries its one-sentence meaning; `feddure config --fields` prints t
 beside this module; anything in them can be changed with `--set key=value`.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -281,6 +283,12 @@ def fields(model: type[BaseModel] = Experiment, prefix: str = "") -> list[tuple[
 def _read_preset(name: str) -> dict[str, Any]:
     if name not in presets():
         raise ConfigError(f"preset '{name}' does not exist; there are: {', '.join(presets())}")
+    return copy.deepcopy(_parse_preset(name))  # callers change what they get
+
+
+@cache
+def _parse_preset(name: str) -> dict[str, Any]:
+    """Grids read a preset once for each of hundreds of cells."""
     return yaml.safe_load((resources.files("feddure") / "presets" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 

@@ -256,12 +256,12 @@ def test_where_a_report_cannot_be_written_is_said(tmp_path):
 
 def test_names_at_the_ends_of_curves_never_overlap():
     gap = 0.1
-    places = figures._apart([0.0, 0.01, 0.5, 0.52, 0.53, 0.99, 1.0], gap)
+    places = figures.apart([0.0, 0.01, 0.5, 0.52, 0.53, 0.99, 1.0], gap)
     assert places == sorted(places)
     assert min(np.diff(places)) >= gap - 1e-12
     assert places[0] >= 0
     assert places[-1] <= 1
-    assert figures._apart([0.2, 0.8], gap) == [0.2, 0.8]
+    assert figures.apart([0.2, 0.8], gap) == [0.2, 0.8]
 
 
 def test_bubbles_become_circles_of_the_same_size():

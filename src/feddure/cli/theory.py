@@ -2,6 +2,8 @@
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,19 +50,24 @@ def theory(
     if not 0 < e < float("inf"):
         raise ConfigError(f"--e {e:g}: expected a number above 0, for example 16")
     _make_folder(out)
-    columns = TextColumn("lane steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        measured = study.measure(
-            largest, seeds, e, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with theory_progress() as progress:
+        measured = study.measure(largest, seeds, e, progress=progress)
     report = theory_report.summary(measured)
     theory_report.write(measured, out, report)
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
         _show(measured, [*report["notes"], *report["meaning"]], [out / name for name in theory_report.FILES])
+
+
+@contextmanager
+def theory_progress() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal, as a function of what is done and of all there is."""
+    columns = TextColumn("lane steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _make_folder(folder: Path) -> None:

@@ -44,8 +44,8 @@ class Watcher(Protocol):
 class GridStopped(RunError):
     """A signal ended a grid early."""
 
-    def __init__(self, number: int):
-        super().__init__("stopped; finished cells are kept, and those under way go on from where they are")
+    def __init__(self, number: int, under_way: str = "those under way go on from where they are"):
+        super().__init__(f"stopped; finished cells are kept, and {under_way}")
         self.exit_code = 128 + number
 
 
@@ -66,9 +66,17 @@ def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell
 
 
 def measure(
-    cells: Sequence[Cell], store: Store, load: Load, together: int | None = None, watcher: Watcher | None = None
+    cells: Sequence[Cell],
+    store: Store,
+    load: Load,
+    together: int | None = None,
+    watcher: Watcher | None = None,
+    resumable: bool = True,
 ) -> None:
-    """Measure all cells that are not finished and that no other process is working on."""
+    """Measure all cells that are not finished and that no other process is working on.
+
+    Where nobody could go on with cells under way, as in a store that is about to vanish, they need not be `resumable`.
+    """
     engine: Engine | None = None
     for group in groups(unmeasured(cells, store), together):
         with store.claimed(group) as mine:
@@ -79,20 +87,20 @@ def measure(
                 engine = Engine(options)
             one_at_a_time = together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
             for part in [[cell] for cell in mine] if one_at_a_time else [mine]:
-                _measure_together(part, store, load(part[0].experiment.dataset), engine, watcher)
+                _measure_together(part, store, load(part[0].experiment.dataset), engine, watcher, resumable)
             engine.release()
 
 
 def _measure_together(
-    cells: Sequence[Cell], store: Store, dataset: Dataset, engine: Engine, watcher: Watcher | None
+    cells: Sequence[Cell], store: Store, dataset: Dataset, engine: Engine, watcher: Watcher | None, resumable: bool
 ) -> None:
-    states = [_State(cell, store, dataset, engine, len(cells)) for cell in cells]
+    states = [_State(cell, store, dataset, engine, len(cells), resumable) for cell in cells]
     began = time.perf_counter()
     engine.prepare([task for state in states for task in state.federation.tasks()])
     building = time.perf_counter() - began
     if watcher:
         watcher.group_begins([state.federation for state in states])
-    clock = _Clock(len(cells))
+    clock = _Clock(states)
     for state in states:
         state.build_seconds = building
         state.clock = clock
@@ -116,21 +124,21 @@ def _measure_together(
 
 
 class _Clock:
-    """Shares the time that goes by among the cells that train together."""
+    """Shares the time that goes by evenly among the cells that are still training."""
 
-    def __init__(self, cells: int):
-        self._cells = cells
+    def __init__(self, cells: Sequence[object]):
+        self._balances = {id(cell): 0.0 for cell in cells}
         self._mark = time.perf_counter()
-        self._pot = 0.0
-        self._taken: dict[int, float] = {}
 
-    def take(self, owner: object) -> float:
-        """This owner's share of the time since it last asked."""
+    def take(self, cell: object, last: bool) -> float:
+        """This cell's share of the time since it last asked; after the `last` time it takes no part any more."""
         now = time.perf_counter()
-        self._pot += now - self._mark
+        for key in self._balances:
+            self._balances[key] += (now - self._mark) / len(self._balances)
         self._mark = now
-        share = self._pot / self._cells - self._taken.get(id(owner), 0.0)
-        self._taken[id(owner)] = self._pot / self._cells
+        share = self._balances.pop(id(cell))
+        if not last:
+            self._balances[id(cell)] = 0.0
         return share
 
 
@@ -140,8 +148,9 @@ class _State(Observer):
     build_seconds = 0.0
     clock: _Clock
 
-    def __init__(self, cell: Cell, store: Store, dataset: Dataset, engine: Engine, together: int):
+    def __init__(self, cell: Cell, store: Store, dataset: Dataset, engine: Engine, together: int, resumable: bool):
         self._cell = cell
+        self._resumable = resumable
         self._store = store
         self._together = together
         experiment = cell.experiment
@@ -158,16 +167,17 @@ class _State(Observer):
     def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
         if federation is not self.federation:
             return
+        last = federation.round == federation.experiment.rounds
         self._metrics.write(record)
-        self._timing.write({"round": record["round"], "seconds": self.clock.take(self)})
-        if federation.round == federation.experiment.rounds:
+        self._timing.write({"round": record["round"], "seconds": self.clock.take(self, last)})
+        if last:
             self._store.keep(self._measurement())
         elif time.monotonic() > self._due:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Keep what a resumption needs, unless the cell is finished."""
-        if self._store.has(self._cell):
+        """Keep what a resumption needs, unless there is none to come."""
+        if not self._resumable or self._store.has(self._cell):
             return
         began = time.monotonic()
         checkpoint.write(self.federation, self._folder)

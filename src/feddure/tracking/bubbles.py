@@ -88,43 +88,15 @@ def figure(partition: Partition, dataset: Dataset) -> Figure:
                 order = _by_main_class(panels[0] + panels[1])
                 _heat_map(axes, counts[order], (style.LABELLED_MAP, style.UNLABELLED_MAP)[number])
             else:
-                _bubbles(axes, counts, colour)
+                draw(axes, counts, colour)
                 _name_clients(axes, partition.clients, dataset.sites if few_sites else ())
             if layout.columns == 2 or number == 1:
                 axes.set_xlabel("clients, sorted by their most frequent class" if crowded else "client")
     return canvas
 
 
-def _layout(clients: int, names: list[str], crowded: bool, bottom: float) -> _Layout:
-    columns = 2 if clients <= SIDE_BY_SIDE and not crowded else 1
-    return _Layout(
-        columns,
-        width=min(max(4.4, 0.27 * clients), 5.4) if columns == 2 else 10.4,
-        height=min(max(0.3 * len(names), 1.2), 9.0),
-        left=0.35 + 0.075 * max(map(len, names)),
-        right=1.0 if crowded else 0.3,
-        bottom=bottom,
-        gap=0.1 if columns == 2 else 0.65,
-    )
-
-
-def _write_title(canvas: Figure, partition: Partition, dataset: Dataset, reading: str) -> None:
-    across, up = canvas.get_size_inches()
-    parameters = partition.parameters
-    title = [_short(dataset.name, 40), parameters["setting"], f"{partition.clients:,} clients"]
-    if parameters["gamma"] is not None:
-        title.append(f"γ = {parameters['gamma']:g}")
-    title.append(f"seed {parameters['seed']}")
-    measures = {
-        "internal imbalance": internal_imbalance(partition, dataset.labels, len(dataset.classes)),
-        "external imbalance": external_imbalance(partition, dataset.labels, len(dataset.classes)),
-    }
-    notes = [f"{name} {value:.2f}" for name, value in measures.items() if value is not None]
-    canvas.text(0.15 / across, 1 - 0.15 / up, "  ·  ".join(title), size=12, weight="bold", va="top")
-    canvas.text(0.15 / across, 1 - 0.42 / up, "  ·  ".join([*notes, reading]), color=style.MUTED, va="top")
-
-
-def _bubbles(axes: Axes, counts: np.ndarray, colour: str) -> None:
+def draw(axes: Axes, counts: np.ndarray, colour: str) -> None:
+    """Bubbles of the counts [client, row] in these axes, and what their areas mean above them."""
     clients, classes = counts.shape
     box = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())
     across, up = box.width * _POINTS / clients, box.height * _POINTS / classes
@@ -154,6 +126,35 @@ def _bubbles(axes: Axes, counts: np.ndarray, colour: str) -> None:
         borderpad=0.1,
         borderaxespad=0.5,
     )
+
+
+def _layout(clients: int, names: list[str], crowded: bool, bottom: float) -> _Layout:
+    columns = 2 if clients <= SIDE_BY_SIDE and not crowded else 1
+    return _Layout(
+        columns,
+        width=min(max(4.4, 0.27 * clients), 5.4) if columns == 2 else 10.4,
+        height=min(max(0.3 * len(names), 1.2), 9.0),
+        left=0.35 + 0.075 * max(map(len, names)),
+        right=1.0 if crowded else 0.3,
+        bottom=bottom,
+        gap=0.1 if columns == 2 else 0.65,
+    )
+
+
+def _write_title(canvas: Figure, partition: Partition, dataset: Dataset, reading: str) -> None:
+    across, up = canvas.get_size_inches()
+    parameters = partition.parameters
+    title = [_short(dataset.name, 40), parameters["setting"], f"{partition.clients:,} clients"]
+    if parameters["gamma"] is not None:
+        title.append(f"γ = {parameters['gamma']:g}")
+    title.append(f"seed {parameters['seed']}")
+    measures = {
+        "internal imbalance": internal_imbalance(partition, dataset.labels, len(dataset.classes)),
+        "external imbalance": external_imbalance(partition, dataset.labels, len(dataset.classes)),
+    }
+    notes = [f"{name} {value:.2f}" for name, value in measures.items() if value is not None]
+    canvas.text(0.15 / across, 1 - 0.15 / up, "  ·  ".join(title), size=12, weight="bold", va="top")
+    canvas.text(0.15 / across, 1 - 0.42 / up, "  ·  ".join([*notes, reading]), color=style.MUTED, va="top")
 
 
 def _heat_map(axes: Axes, counts: np.ndarray, colours: str) -> None:

@@ -231,6 +231,18 @@ def ownership(partition: Record, dataset: str) -> Figure:
     )
 
 
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """The sorted places, moved as little as need be so that neighbours keep the gap."""
+    # Places that are too close form a group, evenly spaced around the mean of where they wanted to be.
+    groups: list[list[float]] = []
+    for place in places:
+        groups.append([place])
+        while len(groups) > 1 and _lowest(groups[-1], gap) < _lowest(groups[-2], gap) + gap * len(groups[-2]):
+            last = groups.pop()
+            groups[-1] += last
+    return [_lowest(group, gap) + gap * index for group in groups for index in range(len(group))]
+
+
 def _curves(runs: Runs, quantity: str, title: str, height: float) -> tuple[Figure, Axes]:
     """One line a run with its evaluations as points, named at its end."""
     inside = 1 < len(runs) <= MOST_LABELS
@@ -266,7 +278,7 @@ def _name_ends(axes: Axes, ends: list[tuple[int, str, tuple[int, float]]], gap: 
     low, high = axes.get_ylim()
     ends = sorted(ends, key=lambda end: end[2][1])
     wanted = [(end[2][1] - low) / (high - low) for end in ends]
-    for (place, name, (last_round, value)), height in zip(ends, _apart(wanted, gap), strict=True):
+    for (place, name, (last_round, value)), height in zip(ends, apart(wanted, gap), strict=True):
         colour = look(place)["color"]
         axes.annotate(
             name,
@@ -286,18 +298,6 @@ def _name_ends(axes: Axes, ends: list[tuple[int, str, tuple[int, float]]], gap: 
                 "relpos": (0, 0.5),
             },
         )
-
-
-def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """The sorted places, moved as little as need be so that neighbours keep the gap."""
-    # Places that are too close form a group, evenly spaced around the mean of where they wanted to be.
-    groups: list[list[float]] = []
-    for place in places:
-        groups.append([place])
-        while len(groups) > 1 and _lowest(groups[-1], gap) < _lowest(groups[-2], gap) + gap * len(groups[-2]):
-            last = groups.pop()
-            groups[-1] += last
-    return [_lowest(group, gap) + gap * index for group in groups for index in range(len(group))]
 
 
 def _lowest(group: list[float], gap: float) -> float:

@@ -72,8 +72,15 @@ def render(runs: Sequence[Run], opening: Opening | None = None) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("feddure.tracking"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    charts = [_picture(*chart) for chart in opening.charts] if opening else []
+    charts = [embed(*chart) for chart in opening.charts] if opening else []
     return environment.get_template("report.html.j2").render(_page(runs) | {"opening": opening, "charts": charts})
+
+
+def embed(figure: Figure, alt: str, caption: str = "") -> Picture:
+    """A figure as a page can hold it."""
+    across, up = figure.get_size_inches()
+    encoded = base64.b64encode(figures.svg(figure).encode()).decode()
+    return Picture(f"data:image/svg+xml;base64,{encoded}", alt, round(100 * across), round(100 * up), caption)
 
 
 def _page(runs: Sequence[Run]) -> dict[str, Any]:
@@ -217,9 +224,9 @@ def _curves(by_label: figures.Runs) -> list[Picture]:
         for label, metrics in by_label.items()
         if (points := summary.evaluations(metrics, "accuracy"))
     )
-    pictures = [_picture(figures.accuracy(by_label), f"Test accuracy against rounds: {ends}")]
+    pictures = [embed(figures.accuracy(by_label), f"Test accuracy against rounds: {ends}")]
     if any(summary.evaluations(metrics, "loss") for metrics in by_label.values()):
-        pictures.append(_picture(figures.loss(by_label), "Test loss against rounds"))
+        pictures.append(embed(figures.loss(by_label), "Test loss against rounds"))
     return pictures
 
 
@@ -231,10 +238,10 @@ def _classes(runs: Sequence[Run], by_label: figures.Runs) -> list[Picture]:
     if len(names) != 1:
         return []
     classes = names.pop()
-    pictures = [_picture(figures.per_class(by_label, classes), "Accuracy of each class at the last evaluation")]
+    pictures = [embed(figures.per_class(by_label, classes), "Accuracy of each class at the last evaluation")]
     if len(runs) == 1:
         history = figures.class_history(runs[0].metrics, classes)
-        pictures.append(_picture(history, "Accuracy of each class over the rounds"))
+        pictures.append(embed(history, "Accuracy of each class over the rounds"))
     return pictures
 
 
@@ -246,7 +253,7 @@ def _confusions(runs: Sequence[Run], labels: Sequence[str]) -> list[Picture]:
             last_round, counts = found[-1]
             alt = f"Confusion matrix of {label} at round {last_round}"
             caption = label if len(runs) > 1 else ""
-            pictures.append(_picture(figures.confusion(counts, _class_names(run)), alt, caption))
+            pictures.append(embed(figures.confusion(counts, _class_names(run)), alt, caption))
     return pictures
 
 
@@ -270,7 +277,7 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[Pictur
         picture = figures.ownership(partition, spoken(runs[places[0]].experiment.dataset))
         caption = "; ".join(labels[place] for place in places) if len(users) > 1 else ""
         alt = "Number of labelled and unlabelled images of each class on each client"
-        found.append((_picture(picture, alt, caption), " ".join(filter(None, facts))))
+        found.append((embed(picture, alt, caption), " ".join(filter(None, facts))))
     return found
 
 
@@ -282,7 +289,7 @@ def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] 
         return None
     columns, rows = diagnostics_summary.table(by_label)
     return {
-        "charts": [(_picture(chart.figure, chart.title, chart.title), chart) for chart in charts],
+        "charts": [(embed(chart.figure, chart.title, chart.title), chart) for chart in charts],
         "table": Table(["run", *columns], [[label, *cells] for label, cells in rows.items()]),
         "swatches": [_swatch(place) for place, label in enumerate(by_label) if label in rows],
         "rounds": diagnostics_summary.LAST_ROUNDS,
@@ -296,7 +303,7 @@ def _training(by_label: figures.Runs, drawn: Sequence[str]) -> Picture | None:
         return {**record, "train": {k: v for k, v in record.get("train", {}).items() if k not in drawn}}
 
     figure = figures.training({label: list(map(rest, metrics)) for label, metrics in by_label.items()})
-    return _picture(figure, "Quantities recorded while training, against rounds") if figure else None
+    return embed(figure, "Quantities recorded while training, against rounds") if figure else None
 
 
 def _changes(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -342,12 +349,6 @@ def _replay(run: Run, label: str) -> dict[str, str]:
     text = run.experiment.to_yaml()
     encoded = base64.b64encode(text.encode()).decode()
     return {"label": label, "name": run.name, "yaml": text, "file": f"data:application/yaml;base64,{encoded}"}
-
-
-def _picture(figure: Figure, alt: str, caption: str = "") -> Picture:
-    across, up = figure.get_size_inches()
-    encoded = base64.b64encode(figures.svg(figure).encode()).decode()
-    return Picture(f"data:image/svg+xml;base64,{encoded}", alt, round(100 * across), round(100 * up), caption)
 
 
 def _class_names(run: Run) -> tuple[str, ...]:

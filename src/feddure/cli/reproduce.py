@@ -1,0 +1,161 @@
+"""`feddure reproduce`: the paper's tables, figures and claims, one command each."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from feddure.cli import grids
+from feddure.cli.grids import DryRun, Merge, Ray, Together
+from feddure.cli.lists import names, numbers
+from feddure.cli.options import DataDir, Sets
+from feddure.cli.theory import theory_progress
+
+if TYPE_CHECKING:
+    from feddure.studies.cells import Cell, Store
+
+
+class What(StrEnum):
+    """What can be reproduced."""
+
+    figure1 = "figure1"
+    table1 = "table1"
+    table2 = "table2"
+    gamma = "gamma"
+    labels = "labels"
+    clients = "clients"
+    partitions = "partitions"
+    theory = "theory"
+    claims = "claims"
+    all = "all"
+
+
+def reproduce(
+    what: Annotated[What, typer.Argument(help="A table, figure or chart of the paper, its claims, or all of it.")],
+    datasets: Annotated[
+        str | None, typer.Option("--datasets", metavar="A,B", help="Data sets; default: CIFAR-10 and Fashion-MNIST.")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option("--settings", metavar="A,B", help="Settings: iid-iid, iid-dir, dir-dir.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option("--methods", metavar="A,B", help="Methods; default: all.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="0,1,2", help="Seeds of every cell.")] = "0,1,2",
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Communication rounds, where not the preset's.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", help="aaai24, or aaai24-fine with about 45 steps a round.")
+    ] = "aaai24",
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the measurements.")] = Path(
+        "reproduction"
+    ),
+    merge: Merge = None,
+    together: Together = None,
+    ray: Ray = None,
+    dry_run: DryRun = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Reproduce the paper: measure what is not measured yet, and write tables and figures with its numbers beside ours.
+
+    Every cell (a method on a data set, setting and seed) is kept in the folder as soon as it is finished. Run the same
+    command again after a kill and it goes on; run it in several processes at once and they divide the cells.
+
+    Examples:
+
+    ```text
+    feddure reproduce table1 --dry-run                        # what would be measured, and how long it takes
+    feddure reproduce table1 --datasets cifar10 --seeds 0     # 30 runs; minutes on one large GPU
+    feddure reproduce all --out reproduction                  # everything; interrupt and repeat as you like
+    feddure reproduce table1 --preset aaai24-fine --methods fedavg-matched,fedavg-fixmatch,fedmatch,feddure
+    feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
+    feddure reproduce gamma --ray auto                        # on a Ray cluster
+    feddure reproduce claims --merge from-machine-a --merge from-machine-b
+    ```
+    """
+    from feddure import config
+    from feddure import methods as known_methods
+    from feddure.studies import reproduce
+    from feddure.studies.cells import Store
+
+    request = reproduce.Request(
+        preset=preset,
+        datasets=names("--datasets", datasets),
+        settings=names("--settings", settings),
+        methods=names("--methods", methods),
+        seeds=numbers("--seeds", seeds),
+        rounds=rounds,
+        changes=config.parse_sets(sets or ()),
+    )
+    reproduce.check_names("--settings", request.settings, reproduce.SETTINGS)
+    reproduce.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)
+    studies = [name for name in reproduce.STUDIES if what in (name, "all")]
+    cells = [cell for name in studies for cell in reproduce.cells(name, request)]
+    store = Store(out)
+    if dry_run:
+        _show_plan(cells, store)
+        return
+    grids.merge_all(merge, store)
+    grids.measure(cells, store, data_dir, together, ray)
+    _write(what, studies, cells, store, request.datasets, data_dir)
+
+
+def _write(
+    what: What,
+    studies: "list[str]",
+    cells: "list[Cell]",
+    store: "Store",
+    datasets: Sequence[str],
+    data_dir: Path | None,
+) -> None:
+    from feddure.studies import reproduce_report
+
+    console = Console(highlight=False)
+    written: list[Path] = []
+    if cells:
+        store.tabulate(cells)
+    for name in studies:
+        own = [cell for cell in cells if cell.study == name]
+        written += reproduce_report.write(name, own, store, store.folder)[-1:]
+        for part in reproduce_report.show(name, own, store):
+            console.print(part)
+    if what in ("partitions", "all"):
+        written += reproduce_report.write_partitions(store.folder, datasets or ("cifar10",), data_dir)[-1:]
+    if what in ("theory", "all"):
+        with theory_progress() as progress:
+            written += reproduce_report.write_theory(store.folder, progress)[-1:]
+    if what in ("claims", "all"):
+        written += reproduce_report.write_claims(store.folder, store)
+        for part in reproduce_report.show_claims(reproduce_report.all_claims(store, store.folder)):
+            console.print(part)
+    for path in dict.fromkeys(written):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _show_plan(cells: "list[Cell]", store: "Store") -> None:
+    from feddure.studies import grid, grid_cost
+    from feddure.tracking.summary import duration
+
+    measured = list(store.measurements())
+    table = Table("study", "data set", "settings", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("methods", "seeds", "cells", "measured", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault((cell.study, cell.experiment.dataset), []).append(cell)
+    for (study, dataset), own in rows.items():
+        left = grid.unmeasured(own, store)
+        methods = {cell.experiment.method for cell in own}
+        settings = dict.fromkeys(cell.experiment.partition.setting for cell in own)
+        seeds = {cell.experiment.seed for cell in own}
+        seconds = grid_cost.estimate(left, measured).seconds
+        measured_here = sum(store.has(cell) for cell in own)
+        counts = (len(methods), len(seeds), len(own), measured_here)
+        table.add_row(study, dataset, ", ".join(settings), *map(str, counts), duration(seconds))
+    Console(highlight=False).print(table)
+    grids.show_estimate(cells, store)

@@ -1,0 +1,84 @@
+"""What the pages of the studies say in sentences."""
+
+from collections.abc import Sequence
+
+from feddure import config
+from feddure.studies import reproduce
+from feddure.studies import reproduce_tables as tables
+from feddure.studies.paper_numbers import ROUNDS
+from feddure.studies.reproduce_rows import Row
+from feddure.tracking.summary import spoken
+
+ABOUT = {
+    **{name: study.about for name, study in reproduce.STUDIES.items()},
+    "partitions": "Who owns which images: FedMatch's Batch-NonIID beside DIR-DIR",
+    "theory": "The two theorems, measured",
+    "claims": "What the paper says in words, and whether our measurements say so too",
+}
+"""All that can be reproduced, in one sentence each."""
+
+_WORDS = {
+    "fedavg": "FedAvg* trains on labelled images alone, one pass over them in a round.",
+    "fedavg-matched": "FedAvg* with matched steps trains on labelled images alone, with as many local steps as the "
+    "semi-supervised methods.",
+    "fedavg-sl": "FedAvg-SL and FedProx-SL use every training label.",
+}
+_REMARKS = {
+    "figure1": "The paper's numbers are those of its table 1.",
+    "table2": "Its baseline is FedAvg-FixMatch; the paper's table 2 and table 1 print different numbers for it under "
+    "IID-DIR and IID-IID.",
+    "gamma": "The paper prints no numbers for this chart.",
+    "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
+    "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
+}
+
+
+def setup(preset: str) -> str:
+    """What a preset is."""
+    return f"Preset {preset}: {config.about(preset)}"
+
+
+def reading(found: Sequence[Row], seeds: int) -> str:
+    """How to read the tables."""
+    study = found[0].study if found else ""
+    spread = f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed" if seeds else ""
+    if any(0 < len(row.seeds) < seeds for row in found):
+        spread += ", or n where there are fewer"
+    beside = " (paper, ours − paper)" if any(row.paper is not None for row in found) else ""
+    there = {row.method for row in found}
+    return " ".join(
+        text
+        for text in (
+            f"Test accuracy in %, mean of the last 10 evaluations{spread}{beside}. Steps: local ones of a client in a "
+            "round.",
+            *(words for method, words in _WORDS.items() if method in there),
+            _REMARKS.get(study, ""),
+        )
+        if text
+    )
+
+
+def state(found: Sequence[Row]) -> str:
+    """How much of a study is measured."""
+    done, left = sum(len(row.seeds) for row in found), sum(len(row.missing) for row in found)
+    return f"{done} of {done + left} cells of this study are measured."
+
+
+def notes(found: Sequence[Row]) -> list[str]:
+    """What a reader must know before the numbers."""
+    said = []
+    done, left = sum(len(row.seeds) for row in found), sum(len(row.missing) for row in found)
+    if left or not done:
+        said.append(f"{state(found)} The others are listed at the end.")
+    if tables.most_seeds(found) == 1:
+        said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
+    rounds = sorted({measurement.rounds for row in found for measurement in row.measured.values()})
+    if any(number != ROUNDS for number in rounds):
+        listed = ", ".join(map(str, rounds))
+        said.append(f"{listed} rounds, not the {ROUNDS} of the paper: its numbers do not compare.")
+    for dataset in dict.fromkeys(row.dataset for row in found):
+        own = [row for row in found if row.dataset == dataset]
+        if not any(row.measured for row in own) and done:
+            command = f"feddure reproduce {own[0].study} --datasets {dataset}"
+            said.append(f"{spoken(dataset)} is not measured: its numbers are the paper's. {command} measures it.")
+    return said

@@ -1,0 +1,112 @@
+"""`feddure reproduce` end to end on the embedded images."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import synthetic
+from feddure import cli
+from feddure.errors import ConfigError, RunError
+from feddure.studies.cells import Store
+from feddure.studies.reproduce import Request, cells
+
+SMALL = ["--preset", "demo", "--datasets", "fashion-mini", "--settings", "dir-dir", "--rounds", "1", "--seeds", "0"]
+QUICK = ["--set", "local_steps=1", "--set", "evaluate_every=1"]
+
+
+def reproduce(*words, code=0):
+    result = CliRunner().invoke(cli.app, ["reproduce", *map(str, words)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One round of two methods."""
+    out = tmp_path_factory.mktemp("reproduction") / "here"
+    reproduce("table1", *SMALL, *QUICK, "--methods", "fedavg-matched,feddure", "--out", out)
+    return out
+
+
+def rows(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_study_is_measured_printed_and_written(folder):
+    assert [row["method"] for row in rows(folder)] == ["fedavg-matched", "feddure"]
+    assert {row["rounds"] for row in rows(folder)} == {"1"}
+    written = {path.suffix for path in folder.glob("table1-demo*")}
+    assert written == {".csv", ".md", ".png", ".html"}
+    assert (folder / "index.html").exists()
+
+
+def test_the_same_command_again_measures_nothing(folder, monkeypatch):
+    from feddure.studies import grid
+
+    monkeypatch.setattr(grid, "_measure_together", lambda *_: pytest.fail("a finished cell was measured again"))
+    told = reproduce("table1", *SMALL, *QUICK, "--methods", "fedavg-matched,feddure", "--out", folder)
+    assert "FedDure" in told
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    told = reproduce("all", "--dry-run", "--out", tmp_path / "out")
+    assert "table1" in told
+    assert "on one NVIDIA H200" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_folders_cells_are_taken_over(folder, tmp_path):
+    reproduce("table1", *SMALL, *QUICK, "--methods", "feddure", "--merge", folder, "--out", tmp_path / "new")
+    assert {row["method"] for row in rows(tmp_path / "new")} == {"fedavg-matched", "feddure"}
+
+
+def test_claims_are_judged_by_what_is_there(tmp_path):
+    wanted = cells("table1", Request(datasets=("cifar10",)))
+    synthetic.filled(tmp_path, wanted, lambda cell: 70.0 if cell.experiment.method == "feddure" else 50.0)
+    told = reproduce("claims", "--out", tmp_path)
+    assert "holds" in told
+    assert "not measured" in told
+    assert (tmp_path / "claims.html").exists()
+
+
+def test_partitions_are_drawn(tmp_path):
+    reproduce("partitions", "--datasets", "fashion-mini", "--out", tmp_path)
+    assert list(tmp_path.glob("partitions*.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "fedure"], "--methods fedure: expected one of"),
+        (["--settings", "dir"], "--settings dir: expected one of iid-iid"),
+        (["--seeds", "a"], "--seeds a: expected whole numbers"),
+        (["--preset", "nothing"], "preset 'nothing' does not exist"),
+        (["--set", "rounds=3"], "--set rounds: the study table1 sets this field itself"),
+        (["--set", "optimiser.learning_rate=1"], "unknown field 'optimiser"),
+    ],
+)
+def test_mistakes_are_explained_before_anything_is_done(words, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        reproduce("table1", *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_merging_from_nowhere_is_explained(tmp_path):
+    with pytest.raises(RunError, match="no measured cells are there"):
+        reproduce("claims", "--merge", tmp_path / "nothing", "--out", tmp_path / "out")
+
+
+def test_measured_results_in_this_repository_can_be_gone_on_with(tmp_path):
+    """The published cells are the ones that the studies ask for: a study resumes where its measurement stopped."""
+    published = Path(__file__).parents[2] / "results" / "reproduction" / "cells"
+    shutil.copytree(published, tmp_path / "cells")
+    store = Store(tmp_path)
+    wanted = cells("table1", Request(datasets=("cifar10",)))
+    assert all(store.has(cell) for cell in wanted)
+    assert {store.find(cell).rounds for cell in wanted} == {200}

@@ -1,0 +1,140 @@
+"""Cells: kept whole, found again, claimed by one process, merged from several folders."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+import synthetic
+import tiny
+from feddure.errors import RunError
+from feddure.studies.cells import COLUMNS, Cell, Store, labels
+
+
+def cell(study="table1", **changes):
+    return Cell(study, "aaai24", tiny.experiment(dataset="fashion-mini", **changes))
+
+
+def kept(store, *cells):
+    for one in cells:
+        store.keep(synthetic.measured(one, 50.0))
+
+
+def test_what_is_kept_is_found_again(tmp_path):
+    store, one = Store(tmp_path), cell()
+    assert store.find(one) is None
+    made = synthetic.measured(one, 50.0)
+    store.keep(made)
+    assert store.has(one)
+    assert store.find(one) == made
+
+
+def test_the_name_of_a_cell_is_what_determines_its_result():
+    assert cell().hash == cell("gamma").hash  # studies share cells
+    assert cell().hash == cell(**{"engine.lanes": 7}).hash
+    for change in ({"seed": 1}, {"method": "feddure"}, {"partition.gamma": 0.3}, {"rounds": 3}):
+        assert cell(**change).hash != cell().hash
+
+
+def test_labels_are_a_share_of_the_training_images():
+    assert (
+        labels(tiny.experiment(dataset="cifar10", **{"partition.clients": 100, "partition.labels_per_class": 5})) == 10
+    )
+    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
+    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 2
+    assert labels(tiny.experiment(dataset="folder:somewhere")) == ""
+
+
+def test_a_damaged_cell_is_named(tmp_path):
+    store, one = Store(tmp_path), cell()
+    kept(store, one)
+    path = tmp_path / "cells" / f"{one.hash}.json"
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(RunError, match=rf"{one.hash}.json: damaged"):
+        store.find(one)
+
+
+def test_a_claimed_cell_is_nobody_elses(tmp_path):
+    one, other = cell(), cell(seed=1)
+    with Store(tmp_path).claimed([one]) as mine:
+        assert mine == [one]
+        with Store(tmp_path).claimed([one, other]) as theirs:
+            assert theirs == [other]
+    with Store(tmp_path).claimed([one]) as mine:
+        assert mine == [one]
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_finished_cell_cannot_be_claimed(tmp_path):
+    store, one = Store(tmp_path), cell()
+    kept(store, one)
+    with store.claimed([one]) as mine:
+        assert mine == []
+
+
+def test_the_claim_of_a_killed_process_is_free(tmp_path):
+    one = cell()
+    script = (
+        "import os, signal, sys; from pathlib import Path; import tiny; from feddure.studies.cells import Cell, Store\n"
+        "one = Cell('table1', 'aaai24', tiny.experiment(dataset='fashion-mini'))\n"
+        "with Store(Path(sys.argv[1])).claimed([one]) as mine:\n"
+        "    assert mine\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=tiny_environment())
+    assert done.returncode == -9
+    assert (tmp_path / "unfinished" / one.hash / "lock").exists()
+    with Store(tmp_path).claimed([one]) as mine:
+        assert mine == [one]
+
+
+def test_two_halves_merge_to_the_table_of_the_whole(tmp_path):
+    cells = [cell(seed=seed, method=method) for method in ("fedavg", "feddure") for seed in (0, 1)]
+    whole, one, other = (Store(tmp_path / name) for name in ("whole", "one", "other"))
+    kept(whole, *cells)
+    whole.tabulate(cells)
+    kept(one, *cells[:3])
+    one.tabulate(cells)
+    kept(other, *cells[2:])
+    other.tabulate(cells)
+    assert one.merge(other.folder) == 1
+    one.tabulate(cells)
+    assert sorted((one.folder / "results.csv").read_text().splitlines()) == sorted(
+        (whole.folder / "results.csv").read_text().splitlines()
+    )
+    assert one.merge(other.folder) == 0
+
+
+def test_merging_a_folder_without_cells_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no measured cells are there"):
+        Store(tmp_path / "mine").merge(tmp_path)
+
+
+def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):
+    store = Store(tmp_path)
+    first, shared, missing = cell(), cell("gamma"), cell(seed=5)
+    kept(store, first)
+    store.tabulate([first, missing])
+    store.tabulate([shared])
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["study"] for row in rows] == ["table1", "gamma"]
+    assert {row["config_hash"] for row in rows} == {first.hash}
+    assert rows[0]["accuracy_last10"] == "50.0"
+    assert rows[0]["gamma"] == "0.5"
+
+
+def test_results_of_another_format_are_not_overwritten(tmp_path):
+    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
+    with pytest.raises(RunError, match=r"results.csv: its columns lack"):
+        Store(tmp_path).tabulate([cell()])
+    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
+
+
+def tiny_environment():
+    import os
+    from pathlib import Path
+
+    return {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent), "OMP_NUM_THREADS": "1"}

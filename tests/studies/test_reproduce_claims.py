@@ -1,0 +1,172 @@
+"""Claims: the paper's own numbers make them hold, and each verdict turns with the measurements it rests on."""
+
+import json
+import random
+
+import pytest
+
+import synthetic
+from feddure.studies.paper_numbers import printed
+from feddure.studies.reproduce import STUDIES
+from feddure.studies.reproduce_claims import claims, theorem_claims
+from feddure.studies.reproduce_rows import Difference
+from feddure.studies.reproduce_verdicts import Comparison, all_above, as_large, some_below
+
+SEEDS = (0, 1, 2)
+CHARTS = {"feddure": 60.0, "fedmatch": 50.0, "fedavg-fixmatch": 45.0, "fedavg-matched": 50.0}
+
+
+def as_the_paper_says():
+    """An accuracy for every place: the paper's numbers, and charts that do what its text says."""
+    world = {
+        (table, *place, None): accuracy for table in ("table1", "table2") for place, accuracy in printed(table).items()
+    }
+    for dataset in ("cifar10", "fashion-mnist", "cinic10"):
+        for setting in ("iid-iid", "iid-dir", "dir-dir"):
+            world["table1", dataset, setting, "fedavg-matched", None] = 25.0
+    for setting in ("iid-dir", "dir-dir"):
+        for method, base in CHARTS.items():
+            for value in STUDIES["gamma"].values:
+                slope = 2 if method == "feddure" else 10
+                world["gamma", "cifar10", setting, method, value] = base + slope * (value - 1.0)
+            for place, value in enumerate(STUDIES["labels"].values):
+                slope = {"feddure": 2.0, "fedmatch": -1.5 if value > 4 else 1.5}.get(method, 0.0)
+                world["labels", "cifar10", setting, method, value] = base + slope * place
+    for dataset in ("cifar10", "fashion-mnist"):
+        for method, base in CHARTS.items():
+            for value, gain in ((2, 0.0), (5, 8.0), (10, 10.0), (20, 11.0)):
+                world["clients", dataset, "dir-dir", method, value] = base + gain
+    return world
+
+
+def judged(world, seeds=SEEDS, noise=0.1):
+    """The verdicts by claim; each seed differs a little, else there would be no interval."""
+    rows = {study: [] for study in STUDIES}
+    for place, accuracy in world.items():
+        study, dataset, setting, method, value = place
+        found = {seed: accuracy + noise * random.Random(f"{place} {seed}").uniform(-1, 1) for seed in seeds}
+        rows[study].append(synthetic.row(study, method, found, dataset=dataset, setting=setting, value=value))
+    return {claim.name: claim for claim in claims("aaai24", rows)}
+
+
+def verdicts(world, **options):
+    return {name: claim.verdict for name, claim in judged(world, **options).items()}
+
+
+# What turns each claim: places (None fits all) and by how much.
+TURNS = {
+    "gain on CIFAR-10": [("table1", "cifar10", "dir-dir", "feddure", None, -8.0)],
+    "gain on CINIC-10": [("table1", "cinic10", "dir-dir", "fedmatch", None, 8.0)],
+    "gain over FedMatch": [("table1", "cifar10", "iid-dir", "fedmatch", None, 8.0)],
+    "first on CIFAR-10": [("table1", "cifar10", "iid-iid", "fedprox-uda", None, 30.0)],
+    "first on Fashion-MNIST": [("table1", "fashion-mnist", "iid-dir", "fedmatch", None, 5.0)],
+    "first on CINIC-10": [("table1", "cinic10", "dir-dir", "fedavg-uda", None, 30.0)],
+    "worse than FedAvg* on CIFAR-10": [("table1", "cifar10", "dir-dir", "fedavg", None, -20.0)],
+    "worse than FedAvg* on Fashion-MNIST": [("table1", "fashion-mnist", "dir-dir", "fedavg", None, -20.0)],
+    "close to supervised": [("table1", "cifar10", "dir-dir", "fedprox-sl", None, 5.0)],
+    "competes with supervised": [("table1", "fashion-mnist", "iid-dir", "feddure", None, -5.0)],
+    "MAML helps": [("table2", "cifar10", "iid-iid", "baseline+maml", None, -15.0)],
+    "regulators above MAML": [("table2", "cifar10", "dir-dir", "f-reg", None, -10.0)],
+    "C-reg above F-reg": [("table2", "cifar10", "iid-dir", "f-reg", None, 2.0)],
+    "online above averaged": [("table2", "cifar10", "iid-dir", "avg-c-reg", None, 8.0)],
+    "both regulators": [("table2", "cifar10", "dir-dir", "c-reg", None, 3.0)],
+    "regulators alike": [("table2", "cifar10", "dir-dir", "c-reg", None, 5.0)],
+    "first at every γ": [("gamma", "cifar10", "iid-dir", "fedavg-fixmatch", 0.7, 20.0)],
+    "rivals fall at small γ": [("gamma", "cifar10", "dir-dir", "feddure", 0.3, -9.0)],
+    "first at every label share": [("labels", "cifar10", "dir-dir", "fedmatch", 2, 15.0)],
+    "FedDure gains with labels": [("labels", "cifar10", "iid-dir", "feddure", 15, -5.0)],
+    "baseline stagnates": [("labels", "cifar10", "iid-dir", "fedavg-fixmatch", 20, 6.0)],
+    "FedMatch falls": [("labels", "cifar10", "dir-dir", "fedmatch", 20, 12.0)],
+    "gains with S on CIFAR-10": [("clients", "cifar10", "dir-dir", "feddure", 20, -15.0)],
+    "gains with S on Fashion-MNIST": [("clients", "fashion-mnist", "dir-dir", "feddure", 2, 15.0)],
+    "plateau in S on CIFAR-10": [("clients", "cifar10", "dir-dir", "feddure", 20, 8.0)],
+    "plateau in S on Fashion-MNIST": [("clients", "fashion-mnist", "dir-dir", "feddure", 10, -8.0)],
+    "unlabelled images help on CIFAR-10": [("table1", "cifar10", "dir-dir", "fedavg-matched", None, 40.0)],
+    "unlabelled images help on Fashion-MNIST": [("table1", "fashion-mnist", "iid-iid", "fedavg-matched", None, 65.0)],
+    "unlabelled images help on CINIC-10": [("table1", "cinic10", "iid-iid", "fedavg-matched", None, 40.0)],
+}  # fmt: skip
+
+
+def turned(name):
+    world = as_the_paper_says()
+    for *place, change in TURNS[name]:
+        world[tuple(place)] += change
+    return world
+
+
+def test_the_papers_own_numbers_make_every_claim_hold():
+    found = verdicts(as_the_paper_says())
+    assert found.keys() == TURNS.keys()
+    assert set(found.values()) == {"holds"}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_claim_turns_with_its_measurements(name):
+    assert verdicts(turned(name))[name] == "does not hold"
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_claim_whose_measurements_are_missing_is_not_measured(name):
+    world = as_the_paper_says()
+    study, dataset, setting, method, value, _ = TURNS[name][0]
+    del world[study, dataset, setting, method, value]
+    assert verdicts(world)[name] == "not measured"
+
+
+def test_without_any_measurement_nothing_holds_and_every_claim_says_how_to_measure_it():
+    found = claims("aaai24", {})
+    assert {claim.verdict for claim in found} == {"not measured"}
+    assert {claim.needs.split()[0] for claim in found} == {"table1", "table2", "gamma", "labels", "clients"}
+    assert all(claim.needs.endswith("--preset aaai24-fine") for claim in claims("aaai24-fine", {}))
+
+
+def test_one_seed_leaves_claims_about_signs_undecided():
+    found = judged(as_the_paper_says(), seeds=(0,))
+    assert found["first on CIFAR-10"].verdict == "undecided"
+    assert "one seed cannot tell it from chance" in found["first on CIFAR-10"].judgement.sentence
+    assert verdicts(turned("first on CIFAR-10"), seeds=(0,))["first on CIFAR-10"] == "does not hold"
+
+
+def test_seeds_that_scatter_leave_claims_undecided():
+    found = judged(as_the_paper_says(), noise=3.0)["both regulators"]
+    assert found.verdict in ("undecided", "does not hold")
+    assert "interval" in found.judgement.criterion
+
+
+def test_the_best_rival_is_the_best_of_our_own_measurements():
+    world = as_the_paper_says()
+    world["table1", "cifar10", "dir-dir", "fedprox-uda", None] = 50.0
+    claim = judged(world)["gain on CIFAR-10"]
+    assert claim.comparisons[0].name == "FedDure − FedProx-UDA, its best rival (DIR-DIR)"
+    assert claim.comparisons[0].paper == pytest.approx(12.17)
+    assert claim.verdict == "does not hold"
+
+
+def test_a_counterexample_counts_before_everything_is_measured():
+    found = [Comparison("a", Difference(-2.0, -3.0, -1.0, 3)), Comparison("b", None)]
+    assert all_above(found).verdict == "does not hold"
+    assert some_below(found).verdict == "holds"
+
+
+def test_verdicts_state_their_criterion_and_both_numbers():
+    judgement = as_large(Comparison("gain", Difference(11.0, 9.0, 13.0, 3), paper=12.17))
+    assert judgement.verdict == "holds"
+    assert "within 3 points of the paper's +12.17" in judgement.criterion
+    assert "+11.0 [+9.0, +13.0]" in judgement.sentence
+    assert as_large(Comparison("gain", Difference(11.0, -1.0, 23.0, 3), paper=12.17)).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("The rate is kept, and with θ frozen it is kept too: trivial.", "holds"),
+        ("The rate is not there: it stays.", "does not hold"),
+        ("Whether it tends to zero is open: it falls slowly.", "undecided"),
+    ],
+)
+def test_theorems_are_judged_by_what_theory_wrote(tmp_path, said, verdict):
+    assert {claim.verdict for claim in theorem_claims(tmp_path)} == {"not measured"}
+    (tmp_path / "theory.json").write_text(json.dumps({"findings": [{"theorem": 1, "verdict": said}]}))
+    first, second = theorem_claims(tmp_path)
+    assert (first.verdict, first.judgement.sentence) == (verdict, said)
+    assert second.verdict == "not measured"

@@ -1,0 +1,95 @@
+"""Figures of the studies: they render with any number of seeds, and draw only what was measured."""
+
+import numpy as np
+import pytest
+
+import synthetic
+import tiny
+from feddure.studies import reproduce_figures as figures
+from feddure.studies.reproduce import TABLE1
+from feddure.studies.reproduce_rows import Row
+from feddure.tracking import style
+
+METHODS = ("fedavg", "fedavg-matched", "fedavg-sl", "fedmatch", "feddure", "f-reg")
+SEEDS = ({0: 50.0}, {0: 50.0, 1: 52.0, 2: 51.0}, {})
+
+
+def table(accuracies, study="table1"):
+    return [synthetic.row(study, method, accuracies, paper=45.0) for method in METHODS]
+
+
+def chart(accuracies, skip=()):
+    return [
+        synthetic.row("gamma", method, {} if value in skip else accuracies, value=value)
+        for method in ("feddure", "fedmatch")
+        for value in (0.3, 0.5, 0.7, 1.0)
+    ]
+
+
+def words(figure):
+    own = [text.get_text() for axes in figure.axes for text in axes.texts]
+    return own + [text.get_text() for text in figure.texts]
+
+
+@pytest.mark.parametrize("accuracies", SEEDS)
+@pytest.mark.parametrize("rows", [table, lambda found: table(found, "figure1"), chart])
+def test_every_figure_renders_with_one_seed_three_and_none(rows, accuracies):
+    assert style.render(figures.figure(rows(accuracies)), "png", 40).startswith(b"\x89PNG")
+
+
+def test_curves_are_named_by_what_they_learn_from():
+    found = words(figures.figure(table(SEEDS[1], "figure1")))
+    assert "FedAvg*: labels only" in found
+    assert "FedAvg-SL: fully supervised" in found
+    assert "FedDure" in found
+
+
+def test_without_a_measurement_a_chart_says_so():
+    assert "not measured yet" in words(figures.figure(chart({})))
+    assert "not measured yet" in words(figures.figure(table({}, "figure1")))
+
+
+def test_a_line_is_broken_where_a_point_is_not_measured():
+    line = figures.figure(chart(SEEDS[1], skip=(0.5,))).axes[0].lines[0]
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False, False]
+
+
+def test_charts_say_what_the_paper_leaves_open():
+    rows = [synthetic.row("clients", "feddure", SEEDS[0], value=value) for value in (2.0, 5.0)]
+    assert any("names no setting" in text for text in words(figures.figure(rows)))
+    assert not any("names no setting" in text for text in words(figures.figure(chart(SEEDS[0]))))
+
+
+def test_data_sets_that_nobody_measured_are_left_out_of_the_chart():
+    other = Row("table1", "aaai24", "cinic10", "dir-dir", "feddure", paper=46.43)
+    assert len(figures.figure([*table(SEEDS[0]), other]).axes) == 1
+    assert len(figures.figure([*table({}), other]).axes) == 2
+
+
+def test_signs_of_formulas_in_names_are_drawn_as_they_are():
+    rows = [synthetic.row(study, "feddure", SEEDS[0], options="a=$x$_{") for study in ("table1", "figure1")]
+    for row in rows:
+        style.render(figures.figure([row]), "png", 40)
+
+
+def test_a_method_looks_the_same_everywhere_and_different_from_the_others():
+    looks = [(figures.look(name)["color"], figures.look(name)["linestyle"]) for name in TABLE1]
+    assert len(set(looks)) == len(looks)
+
+
+def test_seed_curves_meet_where_all_seeds_were_evaluated():
+    row = synthetic.row("figure1", "feddure", {0: 50.0, 1: 60.0})
+    row.measured[1].__dict__["curve"] = row.measured[1].curve[1:]
+    rounds, values = figures.seed_curves(row)
+    assert rounds[0] == 10
+    assert values.shape == (2, 39)
+
+
+def test_partitions_show_both_settings_for_labelled_and_unlabelled_images():
+    images = tiny.dataset(size=2400, classes=10)
+    canvas = figures.partitions(images, clients=12)
+    assert [axes.get_title(loc="left") for axes in canvas.axes] == ["Labelled", "Unlabelled"] * 2
+    fedmatch, dir_dir = (figures.deal(images, setting, clients=12) for setting in figures.DEALT)
+    assert np.ptp(fedmatch.counts(images.labels, 10)[0]) == 0
+    assert np.ptp(dir_dir.counts(images.labels, 10)[0]) > 0
+    assert any("internal imbalance" in text for text in words(canvas))

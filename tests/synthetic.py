@@ -1,0 +1,55 @@
+"""Measurements that nobody made: cells and rows with accuracies a test chooses."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from feddure.studies.cells import Cell, Measurement, Store
+from feddure.studies.reproduce_rows import Row
+
+ENVIRONMENT = {"gpu": "synthetic", "commit": "0000000", "python": "3", "torch": "2", "numpy": "2"}
+
+
+def measurement(
+    accuracy: float, rounds: int = 200, steps: float = 5.0, experiment: Mapping[str, Any] = {}, name: str = ""
+) -> Measurement:
+    """What would have been found by an experiment that ends at this accuracy, in per cent."""
+    every = range(5, rounds + 1, 5) if rounds >= 5 else [rounds]
+    share = accuracy / 100
+    return Measurement(
+        experiment=dict(experiment),
+        config_hash=name,
+        rounds=rounds,
+        local_steps=steps,
+        accuracy_last=share + 0.01,
+        accuracy_last10=share,
+        accuracy_ema=share + 0.02,
+        curve=[(number, share * (1 - math.exp(-6 * number / rounds)), share) for number in every],
+        seconds=1.0,
+        build_seconds=1.0,
+        together=1,
+        partition="0",
+        environment=ENVIRONMENT,
+    )
+
+
+def measured(cell: Cell, accuracy: float, steps: float = 5.0) -> Measurement:
+    """A cell that ends at this accuracy, in per cent."""
+    return measurement(accuracy, cell.experiment.rounds, steps, cell.experiment.model_dump(), cell.hash)
+
+
+def filled(folder: Path, cells: Iterable[Cell], accuracy: Callable[[Cell], float | None]) -> Store:
+    """A store that holds these cells with these accuracies in per cent; None leaves a cell unmeasured."""
+    store = Store(folder)
+    for cell in cells:
+        value = accuracy(cell)
+        if value is not None:
+            store.keep(measured(cell, value))
+    return store
+
+
+def row(study: str, method: str, accuracies: Mapping[int, float], **fields: Any) -> Row:
+    """A row with these accuracies in per cent by seed."""
+    place = {"preset": "aaai24", "dataset": "cifar10", "setting": "dir-dir"} | fields
+    return Row(study=study, method=method, measured={s: measurement(a) for s, a in accuracies.items()}, **place)
