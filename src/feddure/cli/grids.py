@@ -1,6 +1,7 @@
 """What `reproduce` and `sweep` share: measuring a grid with progress, and saying how long it takes."""
 
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,8 @@ def measure(
             measure_on_ray(cells, store, load, ray, together, progress)
         else:
             grid.measure(cells, store, load, together, progress)
-    except grid.GridStopped as stopped:
+    except (grid.GridStopped, KeyboardInterrupt) as asked:
+        stopped = asked if isinstance(asked, grid.GridStopped) else grid.GridStopped(signal.SIGINT)
         progress.close()
         store.tabulate(cells)
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")

@@ -19,6 +19,7 @@ from feddure.federation.rounds import Federation, Observer, run
 from feddure.federation.runs import stopping
 from feddure.studies.cells import Cell, Measurement, Store
 from feddure.tracking import diagnostics_summary, records
+from feddure.tracking.console import Federation as Watched
 from feddure.tracking.summary import evaluations, summarise
 
 TOGETHER = 9
@@ -36,8 +37,8 @@ Load = Callable[[str], Dataset]
 class Watcher(Protocol):
     """What is told how a grid goes on."""
 
-    def group_begins(self, federations: Sequence[Federation]) -> None: ...
-    def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None: ...
+    def group_begins(self, federations: Sequence[Watched]) -> None: ...
+    def round_done(self, federation: Watched, record: records.Record, seconds: float) -> None: ...
     def cell_done(self, cell: Cell, measurement: Measurement) -> None: ...
 
 

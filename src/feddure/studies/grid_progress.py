@@ -8,9 +8,9 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from feddure.federation.rounds import Federation
 from feddure.studies.cells import Cell, Measurement
 from feddure.studies.grid_cost import reference_seconds
+from feddure.tracking.console import Federation
 from feddure.tracking.records import Record
 
 _PLAIN_SECONDS = 30.0  # between two lines of a log

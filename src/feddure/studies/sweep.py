@@ -1,0 +1,331 @@
+"""Sweeps: a user's own grid of experiments, from a file.
+
+A sweep starts from a preset or a configuration file, changes some fields for all its experiments (`set`), and measures
+every combination of some values (`grid`) and named changes (`cases`) on every seed.
+"""
+
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from feddure import config, methods
+from feddure.config import Experiment
+from feddure.data.sources import find_source
+from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.files import write_whole
+from feddure.studies.cells import Cell, Store
+from feddure.tracking.summary import flat, spoken
+
+EXAMPLE = """\
+preset: demo                        # or config: FILE, such as a run's config.yaml
+set: {rounds: 20}                   # changes of every experiment
+grid:                               # every combination of these values
+  method: [feddure, fedavg-fixmatch]
+  optimizer.learning_rate: [1e-3, 5e-4]
+cases:                              # and of these named changes
+  - name: few labels
+    partition.labels_per_class: 1
+  - name: more labels
+    partition.labels_per_class: 5
+seeds: [0, 1, 2]
+"""
+
+SWEEP_FILE, PLAN_FILE = "sweep.yaml", "plan.json"
+
+_KEYS = ("preset", "config", "set", "grid", "cases", "seeds")
+_OWN_COLUMNS = {"method", "dataset", "partition.setting", "partition.gamma", "clients_per_round", "seed", "rounds"}
+
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of a sweep: what it is called, and its values of the fields that the grid varies."""
+
+    name: str
+    case: str  # empty where the sweep has no cases
+    values: Changes  # as they were validated
+    cells: tuple[Cell, ...]  # one a seed, in the sweep's order
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep's combinations, and where it comes from."""
+
+    name: str
+    text: str
+    start: str  # the preset, or the configuration file
+    axes: tuple[str, ...]  # fields that the grid varies
+    seeds: tuple[int, ...]
+    points: tuple[Point, ...]
+
+    def cells(self) -> list[Cell]:
+        """All cells seed by seed, so that an interrupted sweep has whole comparisons."""
+        return [cell for of_a_seed in zip(*(point.cells for point in self.points), strict=True) for cell in of_a_seed]
+
+
+def read(file: Path) -> Sweep:
+    """The sweep that a file describes; errors name the file and the key."""
+    text, tree = _read(file)
+    try:
+        return _expand(file, text, tree)
+    except FeddureError as error:
+        if str(error).startswith(f"{file}: "):
+            raise
+        raise type(error)(f"{file}: {error}") from None
+
+
+def check_folder(sweep: Sweep, folder: Path) -> None:
+    """Refuse a folder that holds anything but this sweep, or one that this sweep contains."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: a file is there; choose another --out")
+    path = folder / PLAN_FILE
+    try:
+        present = set(json.loads(path.read_text(encoding="utf-8"))["cells"])
+    except FileNotFoundError:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise RunError(
+                f"{folder}: the folder is not empty and holds no sweep; choose another --out, "
+                "and --merge a folder whose cells you want to take over"
+            ) from None
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{path}: damaged; delete it to go on with the folder's cells") from None
+    gone = len(present - {cell.hash for cell in sweep.cells()})
+    if gone:
+        raise RunError(
+            f"{folder}: its sweep measures {gone} experiments that this one lacks, see {folder / SWEEP_FILE}; a sweep "
+            "may grow but not shrink or change, so choose another --out (and --merge this folder into it)"
+        )
+
+
+def open_folder(sweep: Sweep, folder: Path) -> Store:
+    """The folder's cells; the folder remembers the sweep."""
+    check_folder(sweep, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
+    plan = {"sweep": sweep.name, "cells": [cell.hash for cell in sweep.cells()]}
+    write_whole(folder / PLAN_FILE, (json.dumps(plan) + "\n").encode(), RunError)
+    write_whole(folder / SWEEP_FILE, sweep.text.encode(), RunError)
+    return Store(folder)
+
+
+def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
+    for key in tree:
+        if key not in _KEYS:
+            close = difflib.get_close_matches(str(key), _KEYS, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else f"; expected {', '.join(_KEYS)}"
+            raise ConfigError(f"unknown key '{key}'{hint}")
+    if ("preset" in tree) == ("config" in tree):
+        raise ConfigError("expected preset or config, one of them, to start from")
+    preset, start = tree.get("preset"), _start(file, tree)
+    fixed = _fields("set", tree.get("set"))
+    axes = _axes(tree.get("grid"))
+    cases = _cases(tree.get("cases"))
+    seeds = _seeds(tree.get("seeds", [0]))
+    _expect_apart(fixed, axes, cases)
+    if not axes and not cases:
+        raise ConfigError("expected grid or cases, what the experiments differ in")
+    points = []
+    for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
+        varied = dict(zip(axes, values, strict=True))
+        experiments = [
+            _experiment(preset, start, fixed | changes | varied | {"seed": seed}, case, varied) for seed in seeds
+        ]
+        found = flat(experiments[0])
+        shown = {key: _value(found, key) for key in varied}
+        every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
+        options = " ".join(f"{key}={value}" for key, value in every.items())
+        named = str(preset or tree["config"])
+        cells = tuple(Cell(file.stem, named, experiment, options) for experiment in experiments)
+        points.append(Point(_name(case, shown), case, shown, cells))
+    _expect_different(points)
+    return Sweep(file.stem, text, str(preset or tree["config"]), tuple(axes), tuple(seeds), tuple(points))
+
+
+def _start(file: Path, tree: dict[str, Any]) -> Path | None:
+    """The configuration file, found from where the sweep's file lies."""
+    for key in ("preset", "config"):
+        if key in tree and not isinstance(tree[key], str):
+            raise ConfigError(f"{key}: {tree[key]!r} was given, expected a name")
+    return file.parent / tree["config"] if "config" in tree else None
+
+
+def _experiment(preset: str | None, start: Path | None, changes: Changes, case: str, varied: Changes) -> Experiment:
+    where = f"case '{case}': " if case else ""
+    where += f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())}): " if varied else ""
+    try:
+        empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
+        experiment = config.load(preset, start, changes, empty)
+        methods.make(experiment)
+        if ":" not in experiment.dataset:
+            find_source(experiment.dataset)
+    except FeddureError as error:
+        raise type(error)(f"{where}{error}") from None
+    return experiment
+
+
+def _fields(where: str, given: Any) -> Changes:
+    """Values by dotted keys, none where nothing was given."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        raise ConfigError(f"{where}: {given!r} was given, expected fields with their values, such as rounds: 20")
+    known = [key for key, _, _ in config.fields()]
+    for key in given:
+        if key == "seed":
+            raise ConfigError(f"{where}: seed was given; list all seeds under seeds, such as seeds: [0, 1, 2]")
+        if any(name.startswith(f"{key}.") for name in known):
+            inside = next(name for name in known if name.startswith(f"{key}."))
+            raise ConfigError(f"{where}: '{key}' is a section; name its field with a dot, such as {inside}")
+    return given
+
+
+def _axes(given: Any) -> dict[str, list[Any]]:
+    axes = _fields("grid", given)
+    for key, values in axes.items():
+        if not isinstance(values, list):
+            raise ConfigError(f"grid.{key}: {values!r} was given, expected a list of values; use set for a single one")
+        if not values:
+            raise ConfigError(f"grid.{key}: the list is empty, expected one value or more")
+        twice = _twice(values)
+        if twice is not None:
+            raise ConfigError(f"grid.{key}: {twice} was given twice; name each value once")
+    return axes
+
+
+def _cases(given: Any) -> dict[str, Changes]:
+    if given is None:
+        return {}
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"cases: {given!r} was given, expected a list of changes, each with a name")
+    cases: dict[str, Changes] = {}
+    for number, case in enumerate(given, 1):
+        name = case.get("name") if isinstance(case, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"cases: number {number} has no name; give it one, such as name: few labels")
+        if name in cases:
+            raise ConfigError(f"cases: the name '{name}' was given twice; name each case differently")
+        cases[name] = _fields(f"case '{name}'", {key: value for key, value in case.items() if key != "name"})
+    return cases
+
+
+def _seeds(given: Any) -> list[int]:
+    whole = isinstance(given, list) and all(type(seed) is int and seed >= 0 for seed in given)
+    if not whole or not given:
+        raise ConfigError(f"seeds: {given!r} was given, expected a list of whole numbers from 0, such as [0, 1, 2]")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"seeds: {_twice(given)} was given twice; name each seed once")
+    return given
+
+
+def _twice(values: Iterable[Any]) -> Any:
+    seen: list[Any] = []
+    for value in values:
+        alike = (type(value) is bool, value)  # to Python, true equals 1
+        if alike in seen:
+            return value
+        seen.append(alike)
+    return None
+
+
+def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> None:
+    """A field has one place: set, grid or cases."""
+    places = [("set", fixed), ("grid", axes)]
+    for name, changes in cases.items():
+        for where, others in places:
+            for key in changes:
+                if key in others:
+                    raise ConfigError(f"case '{name}': {key} is in {where} too; keep it in one of them")
+    for key in axes:
+        if key in fixed:
+            raise ConfigError(f"grid.{key}: the field is in set too; keep it in one of them")
+
+
+def _expect_different(points: Iterable[Point]) -> None:
+    first: dict[str, Point] = {}
+    for point in points:
+        other = first.setdefault(point.cells[0].hash, point)
+        if other is not point:
+            raise ConfigError(
+                f"'{other.name}' and '{point.name}' are the same experiment: nothing that they differ in changes its "
+                "results; drop one of them"
+            )
+
+
+def _value(found: Changes, key: str) -> Any:
+    if key in found:
+        return found[key]
+    value = found["options"]
+    for part in key.split(".")[1:]:
+        value = value[part]
+    return value
+
+
+def _name(case: str, values: Changes) -> str:
+    parts = [case] if case else []
+    for key, value in values.items():
+        if key in ("method", "dataset", "model"):
+            parts.append(spoken(value))
+        else:
+            parts.append(f"{axis_name(key)} {written(value)}")
+    return ", ".join(parts)
+
+
+def axis_name(key: str) -> str:
+    """A field as tables and figures call it: its last word, as 'learning rate' for optimizer.learning_rate."""
+    section, _, name = key.rpartition(".")
+    spoken_name = name.replace("_", " ")
+    return spoken_name if section in ("", "partition", "optimizer", "options") else f"{section} {spoken_name}"
+
+
+def written(value: Any) -> str:
+    """A value as tables and figures show it."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _read(file: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = yaml.load(text, _Loader)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected a mapping with {', '.join(_KEYS)}")
+    return text, tree
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; a key that is there twice is an error rather than the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next(_repeated(keys), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{twice}' is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 5e-4 as text; people mean a number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def _repeated(keys: list[Any]) -> Iterator[Any]:
+    return (key for place, key in enumerate(keys) if key in keys[:place])

@@ -1,0 +1,316 @@
+"""What a sweep found: its combinations from best to worst, and whether the first is better than by chance."""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from feddure.errors import RunError
+from feddure.files import write_whole
+from feddure.studies.cells import Measurement, Store
+from feddure.studies.compare_tables import Pair, Spread, paired
+from feddure.studies.sweep import Point, Sweep, axis_name, written
+from feddure.tracking import style
+from feddure.tracking.report import Picture, Table, embed
+from feddure.tracking.summary import NOTHING, duration, number, points, spoken
+from feddure.version import VERSION
+
+TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
+_MOST_NAMED = 8  # missing cells that are named one by one
+
+
+@dataclass(frozen=True)
+class Row:
+    """A combination over the seeds that are measured; accuracies are shares of 1."""
+
+    point: Point
+    measured: dict[int, Measurement]  # by seed
+
+    @property
+    def last10(self) -> Spread | None:
+        return self._spread([found.accuracy_last10 for found in self.measured.values()])
+
+    @property
+    def last(self) -> Spread | None:
+        return self._spread([found.accuracy_last for found in self.measured.values()])
+
+    @property
+    def steps(self) -> float | None:
+        return self._mean([found.local_steps for found in self.measured.values()])
+
+    @property
+    def seconds(self) -> float | None:
+        return self._mean([found.seconds for found in self.measured.values()])
+
+    def against(self, other: "Row") -> Pair | None:
+        """How much more accurate this one is on the seeds that both have; None where there are none."""
+        seeds = [seed for seed in self.measured if seed in other.measured]
+        if not seeds:
+            return None
+        mine, theirs = ([row.measured[seed].accuracy_last10 for seed in seeds] for row in (self, other))
+        return Pair(self.point.name, other.point.name, "last10", len(seeds), *paired(mine, theirs))
+
+    @staticmethod
+    def _mean(values: Sequence[float]) -> float | None:
+        return statistics.fmean(values) if values else None
+
+    @staticmethod
+    def _spread(values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
+    """The combinations by their mean accuracy over seeds, best first; those without a measurement come last."""
+    rows = []
+    for point in sweep.points:
+        found = {cell.experiment.seed: store.find(cell) for cell in point.cells}
+        rows.append(Row(point, {seed: one for seed, one in found.items() if one is not None}))
+    return sorted(rows, key=lambda row: -row.last10.mean if row.last10 else 1.0)
+
+
+def missing(rows: Sequence[Row]) -> list[str]:
+    """The cells that are not measured, by name."""
+    return [
+        f"{row.point.name}, seed {cell.experiment.seed}"
+        for row in rows
+        for cell in row.point.cells
+        if cell.experiment.seed not in row.measured
+    ]
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Whether the best differs from the second by more than chance, in a sentence."""
+    ranked = [row for row in rows if row.measured]
+    if not ranked:
+        return "Nothing is measured yet."
+    if len(ranked) == 1:
+        return f"Only {ranked[0].point.name} is measured."
+    best, second = ranked[:2]
+    pair = best.against(second)
+    names = f"{best.point.name} over {second.point.name}"
+    if pair is None:
+        return f"{names}: no seed is measured for both, so nothing can be said."
+    lead = f"{names}: {_points(pair.difference)} points on the same {_seeds(pair.seeds)}"
+    if pair.seeds < 2:
+        return f"{lead}; one seed cannot tell whether that is chance."
+    if pair.low is None or pair.high is None:
+        return f"{lead}; {pair.verdict}."
+    interval = f"95 % interval {_points(pair.low)} to {_points(pair.high)}"
+    if pair.low > 0:
+        return f"{lead}, {interval}: more than chance between these two."
+    return f"{lead}, {interval}: no difference can be told."
+
+
+def explanation(sweep: Sweep) -> str:
+    """What the columns are, and what not to read into them."""
+    spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
+    return (
+        f"Ordered by test accuracy in %{spread}; last 10 is the mean of the last ten evaluations. Steps: local ones "
+        "per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is by "
+        "Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
+        "new seeds before you rely on its lead."
+    )
+
+
+def columns_and_lines(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Column names and cells, as people read them: the place, what was varied, what was found."""
+    cases = any(point.case for point in sweep.points)
+    columns = ["", *(["case"] if cases else []), *(axis_name(key) for key in sweep.axes)]
+    columns += ["last 10", "last", "seeds", "steps", "time", "from the best", "95 % interval"]
+    lines = []
+    for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
+        case = [row.point.case] if cases else []
+        lines.append(
+            [
+                f"{place}" if row.measured else NOTHING,
+                *case,
+                *(_shown(key, row.point) for key in sweep.axes),
+                _accuracy(row.last10) if row.measured else "not measured",
+                _accuracy(row.last),
+                _of(row, sweep),
+                number(row.steps, 1),
+                duration(row.seconds),
+                _points(pair.difference) if pair else "",
+                f"{_points(pair.low)} to {_points(pair.high)}" if pair and pair.low is not None else "",
+            ]
+        )
+    return columns, lines
+
+
+def numbers_from(sweep: Sweep) -> int:
+    """The first column of a leaderboard that holds what was found."""
+    return 1 + any(point.case for point in sweep.points) + len(sweep.axes)
+
+
+def brief(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The same for a terminal: one column for what was varied, and no intervals."""
+    columns = ["", "combination", "last 10", "seeds", "steps", "time", "from best"]
+    return columns, [
+        [
+            f"{place}" if row.measured else NOTHING,
+            row.point.name,
+            _accuracy(row.last10) if row.measured else "not measured",
+            _of(row, sweep),
+            number(row.steps, 1),
+            duration(row.seconds),
+            _points(pair.difference) if pair else "",
+        ]
+        for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1)
+    ]
+
+
+def _from_best(rows: Sequence[Row]) -> list[Pair | None]:
+    """Each row's difference from the first; None for the first itself and where no seed is shared."""
+    return [None if row is rows[0] else row.against(rows[0]) for row in rows]
+
+
+def _of(row: Row, sweep: Sweep) -> str:
+    """How many seeds are measured, and of how many where some are missing."""
+    return f"{len(row.measured)}" + (f" of {len(sweep.seeds)}" if len(row.measured) < len(sweep.seeds) else "")
+
+
+def write(sweep: Sweep, store: Store) -> list[Path]:
+    """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
+    from feddure.studies import sweep_figures
+
+    store.tabulate(sweep.cells())
+    rows = leaderboard(sweep, store)
+    contents = {TABLE_FILE: _csv(sweep, rows).encode(), PAGE_FILE: _markdown(sweep, rows).encode()}
+    pictures = []
+    if any(row.measured for row in rows):
+        figure = sweep_figures.leaderboard(sweep, rows)
+        contents[FIGURE_FILE] = style.render(figure, "png")
+        pictures.append(embed(figure, "Test accuracy of each combination, best first"))
+        along = sweep_figures.along_axes(sweep, rows)
+        if along is not None:
+            pictures.append(embed(along, "Test accuracy against the values that were varied"))
+    contents[REPORT_FILE] = _html(sweep, rows, pictures).encode()
+    for name, content in contents.items():
+        write_whole(store.folder / name, content, RunError)
+    return [store.folder / name for name in contents]
+
+
+def _html(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+    """The page in the look of all reports: it needs nothing beside itself, no network and no script."""
+    loaders = [jinja2.PackageLoader("feddure.studies"), jinja2.PackageLoader("feddure.tracking")]
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("sweep.html.j2").render(
+        title=sweep.name,
+        text=sweep.text,
+        verdict=verdict(rows),
+        notes=_missing_notes(rows),
+        cards=_cards(sweep, rows),
+        explanation=explanation(sweep),
+        leaderboard=Table(*columns_and_lines(sweep, rows), frozenset({"1"})),
+        numbers_from=numbers_from(sweep),
+        pictures=pictures,
+        provenance=_provenance(rows),
+        version=VERSION,
+    )
+
+
+def _cards(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    done = sum(len(row.measured) for row in rows)
+    cells = len(sweep.points) * len(sweep.seeds)
+    best = rows[0]
+    cards = [("best, last 10", f"{_accuracy(best.last10)} %", best.point.name)] if best.measured else []
+    note = f"{len(sweep.points)} combinations, {_seeds(len(sweep.seeds))}"
+    return [*cards, ("cells measured", f"{done} of {cells}", note)]
+
+
+def _missing_notes(rows: Sequence[Row]) -> list[str]:
+    absent = missing(rows)
+    if not absent:
+        return []
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    return [f"Not measured: {'; '.join(absent[:_MOST_NAMED])}{more}. The order may change when they are."]
+
+
+def _provenance(rows: Sequence[Row]) -> list[str]:
+    found = [one.columns() for row in rows for one in row.measured.values()]
+    said = {name: ", ".join(dict.fromkeys(columns[name] for columns in found)) for name in ("hardware", "versions")}
+    return [f"Measured on {said['hardware']} with {said['versions']}."] if found else []
+
+
+def _markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
+    columns, lines = columns_and_lines(sweep, rows)
+    aligned = ["---" if place < numbers_from(sweep) else "---:" for place in range(len(columns))]
+    table = [columns, aligned, *lines]
+    text = [
+        f"# {sweep.name}",
+        "",
+        verdict(rows),
+        "",
+        *(line for note in _missing_notes(rows) for line in (note, "")),
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table),
+        "",
+        explanation(sweep),
+        "",
+        *(line for note in _provenance(rows) for line in (note, "")),
+    ]
+    return "\n".join(text)
+
+
+def _csv(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """Accuracies and differences in per cent, as in results.csv."""
+    cases = any(point.case for point in sweep.points)
+    head = ["place", *(["case"] if cases else []), *sweep.axes, "seeds_measured", "seeds_missing"]
+    head += [f"accuracy_{which}_{what}" for which in ("last10", "last") for what in ("mean", "sd")]
+    head += ["local_steps", "seconds", "from_best", "interval_low", "interval_high", "config_hashes"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
+        spreads = [
+            _hundredfold(value)
+            for spread in (row.last10, row.last)
+            for value in ((spread.mean, spread.deviation) if spread else (None, None))
+        ]
+        writer.writerow(
+            [
+                place if row.measured else "",
+                *([row.point.case] if cases else []),
+                *(row.point.values[key] for key in sweep.axes),
+                " ".join(map(str, row.measured)),
+                " ".join(str(seed) for seed in sweep.seeds if seed not in row.measured),
+                *spreads,
+                "" if row.steps is None else round(row.steps, 2),
+                "" if row.seconds is None else round(row.seconds, 1),
+                *(_hundredfold(value) for value in ((pair.difference, pair.low, pair.high) if pair else [None] * 3)),
+                " ".join(cell.hash for cell in row.point.cells),
+            ]
+        )
+    return text.getvalue()
+
+
+def _shown(key: str, point: Point) -> str:
+    value = point.values[key]
+    return spoken(value) if key in ("method", "dataset", "model") else written(value)
+
+
+def _hundredfold(share: float | None) -> float | str:
+    return "" if share is None else round(100 * share, 4)
+
+
+def _accuracy(spread: Spread | None) -> str:
+    if spread is None:
+        return NOTHING
+    if spread.deviation is None:
+        return points(spread.mean)
+    return f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}"  # more digits would be lost in the spread
+
+
+def _points(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.2f}".replace("-", "−")
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"

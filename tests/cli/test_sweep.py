@@ -1,0 +1,169 @@
+"""`feddure sweep` from the outside: what it prints, what it leaves, and that it goes on."""
+
+import csv
+import signal
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import tiny
+from feddure import data, environment
+from feddure.cli.sweep import sweep
+from feddure.errors import ConfigError, RunError
+from feddure.federation import runs
+from feddure.studies import grid, sweep_report
+from feddure.tracking.report import Picture
+
+app = typer.Typer()
+app.command("sweep")(sweep)
+NAME = "tiny-sweep"
+FILES = {"cells", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "plan.json", "report.html", "results.csv",
+         "sweep.yaml"}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    data.register(NAME, lambda: tiny.dataset(name=NAME))
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "commit", lambda: None)
+    (tmp_path / "tiny.yaml").write_text(tiny.experiment(dataset=NAME).to_yaml())
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The cells that were trained, in order."""
+    found, measure = [], grid._measure_together
+
+    def count(cells, *arguments):
+        found.extend(cell.hash for cell in cells)
+        measure(cells, *arguments)
+
+    monkeypatch.setattr(grid, "_measure_together", count)
+    return found
+
+
+@pytest.fixture
+def _undrawn(monkeypatch):
+    """Pictures take longer than these cells."""
+    monkeypatch.setattr(sweep_report.style, "render", lambda figure, ending: b"picture")
+    monkeypatch.setattr(sweep_report, "embed", lambda figure, alt: Picture("data:,", alt, 1, 1))
+
+
+def write(path, methods=("fedavg", "fedavg-matched"), seeds=(0, 1), **changes):
+    tree = {"config": "tiny.yaml", "grid": {"method": list(methods), "local_steps": [1, 2]}, "seeds": list(seeds)}
+    (path / "mine.yaml").write_text(yaml.safe_dump(tree | changes, sort_keys=False))
+
+
+def invoke(*arguments, exit_code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_from_end_to_end(tmp_path, measured):
+    write(tmp_path, methods=("fedavg-fixmatch", "fedavg-matched"))
+    printed = " ".join(invoke("mine.yaml").stdout.split())
+    out = tmp_path / "runs" / "sweep-mine"
+    assert {path.name for path in out.iterdir()} == FILES
+    assert len(measured) == len(set(measured)) == 8
+    for text in ("FedAvg-FixMatch, local steps 2", "±", "on the same 2 seeds", "runs/sweep-mine/report.html"):
+        assert text in printed, text
+    board, results = rows(out / "leaderboard.csv"), rows(out / "results.csv")
+    means = [float(row["accuracy_last10_mean"]) for row in board]
+    assert means == sorted(means, reverse=True)
+    assert {(row["method"], row["seed"], row["options"]) for row in results} == {
+        (method, seed, f"local_steps={steps}")
+        for method in ("fedavg-fixmatch", "fedavg-matched")
+        for seed in "01"
+        for steps in (1, 2)
+    }
+    best = [float(row["accuracy_last10"]) for row in results if row["config_hash"] in board[0]["config_hashes"]]
+    assert means[0] == pytest.approx(sum(best) / 2, abs=0.01)
+
+
+def test_a_dry_run_writes_nothing(tmp_path, measured):
+    write(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    printed = invoke("mine.yaml", "--dry-run").stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    assert measured == []
+    assert "8 of 8 cells to measure, about" in printed
+    assert "FedAvg-matched, local steps 2" in printed
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_finished_cells_are_not_measured_again_and_a_sweep_may_grow(tmp_path, measured):
+    write(tmp_path)
+    invoke("mine.yaml", "--out", "out")
+    first = list(measured)
+    invoke("mine.yaml", "--out", "out")
+    assert measured == first
+    write(tmp_path, seeds=(0, 1, 2))
+    assert "4 of 12 cells to measure" in invoke("mine.yaml", "--out", "out", "--dry-run").stdout
+    invoke("mine.yaml", "--out", "out")
+    assert len(measured) == 12
+    assert {row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")} == {"0 1 2"}
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
+    write(tmp_path, seeds=(0,))
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Stop, "__call__", lambda self: len(measured) > 1)
+        patch.setattr(runs.Stop, "signal", signal.SIGINT)
+        stopped = invoke("mine.yaml", "--out", "out", exit_code=130)
+    assert "finished cells are kept" in stopped.stderr
+    assert "go on with: feddure" in stopped.stderr
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 1
+    assert len(rows(tmp_path / "out" / "results.csv")) == 1
+    measured.clear()
+    invoke("mine.yaml", "--out", "out")
+    assert len(measured) == 3
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_cells_of_another_folder_are_taken_over(tmp_path, measured):
+    write(tmp_path, methods=("fedavg",))
+    invoke("mine.yaml", "--out", "one")
+    write(tmp_path)
+    measured.clear()
+    found = invoke("mine.yaml", "--out", "two", "--merge", "one")
+    assert "one: 4 new cells taken over" in found.stderr
+    assert len(measured) == 4
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_cells_of_another_process_are_said_to_be_missing(tmp_path):
+    from feddure.studies import sweep as study
+    from feddure.studies.cells import Store
+
+    write(tmp_path, seeds=(0,))
+    cells = study.read(tmp_path / "mine.yaml").cells()
+    wanted = study.open_folder(study.read(tmp_path / "mine.yaml"), tmp_path / "out")
+    with Store(wanted.folder).claimed(cells[:1]):
+        found = invoke("mine.yaml", "--out", "out")
+    assert "1 cells are not measured" in found.stdout
+    assert "another process" in found.stderr
+
+
+def test_what_is_refused(tmp_path):
+    write(tmp_path, grid={"methd": ["fedavg"]})
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*unknown field 'methd'; did you mean 'method'"):
+        invoke("mine.yaml")
+    write(tmp_path)
+    with pytest.raises(RunError, match="holds no sweep"):
+        invoke("mine.yaml", "--out", ".")
+    with pytest.raises(ConfigError, match="--ray nonsense: expected local, auto, HOST:PORT"):
+        invoke("mine.yaml", "--ray", "nonsense")
