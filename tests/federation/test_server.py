@@ -1,5 +1,7 @@
 """What the server makes of uploads: means, its own optimisers, averages of the global model."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -103,3 +105,54 @@ def test_moments_start_at_zero():
     after, moments = server.optimise(Server(optimizer="momentum"), before, mean, {})
     assert torch.equal(after, mean)
     assert moments.keys() == {"momentum"}
+
+
+def without_images(images):
+    """What is known of a data set where none of its images are."""
+    nothing = {"images": images.images[:0], "labels": images.labels[:0]}
+    return dataclasses.replace(
+        images, **nothing, test_images=images.test_images[:0], test_labels=images.test_labels[:0]
+    )
+
+
+@pytest.mark.parametrize("method", ["feddure", "fedmatch"])
+def test_a_server_without_any_image_makes_the_same_model(images, method):
+    experiment = tiny.experiment({"method": method, "server.ema": 0.5, "fedmatch.helper_every": 1}, rounds=3)
+    federation = tiny.federation(experiment, images)
+    alone = server.Server(experiment, without_images(images), federation.holdings, federation.engine, "identity")
+    for _ in range(experiment.rounds):
+        tasks = federation.tasks()
+        results = federation.engine.run(tasks)
+        told = [(a.client, a.round, a.steps, a.unlabelled_batch) for a in alone.assignments()]
+        assert told == [(task.client, federation.round + 1, task.steps, 6) for task in tasks]
+        sent = [alone.broadcast(assignment) for assignment in alone.assignments()]
+        uploads = [result.upload for result in results]
+        federation.absorb(tasks, results)
+        alone.conclude(
+            [
+                server.Answer(task.client, task.steps, received, upload)
+                for task, received, upload in zip(tasks, sent, uploads, strict=True)
+            ]
+        )
+    tiny.assert_equal(alone.state, federation.state)
+    assert all(torch.equal(a, b) for a, b in zip(alone.averaged, federation.averaged, strict=True))
+    tiny.assert_equal(alone.model_state(), federation.model_state())
+
+
+def test_an_answer_with_a_problem_counts_for_nothing_but_what_was_sent(images):
+    experiment = tiny.experiment(rounds=1)
+    one, other = (tiny.federation(experiment, images) for _ in range(2))
+    tasks = one.tasks()
+    results = one.engine.run(tasks)
+    whole = [
+        server.Answer(task.client, task.steps, task.received, result.upload)
+        for task, result in zip(tasks, results, strict=True)
+    ]
+    lost = dataclasses.replace(whole[1], upload={}, problem="no answer in time")
+    record, problems = one.conclude([whole[0], lost, whole[2]])
+    other.conclude([whole[0], whole[2]])
+    tiny.assert_equal(one.state, other.state)
+    assert problems == {lost.client: "no answer in time"}
+    assert record["left_out"] == [lost.client]
+    assert record["clients"] == [task.client for task in tasks]
+    assert record["communication"]["down"] == 1.5 * record["communication"]["up"]

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddure.cli import compare, config, data, partition, report, run, theory
+from feddure.cli import (
+    compare,
+    config,
+    data,
+    export,
+    federate,
+    partition,
+    predict,
+    report,
+    reproduce,
+    run,
+    sweep,
+    theory,
+)
 from feddure.errors import FeddureError, FeddureWarning
 from feddure.version import VERSION
 
@@ -36,9 +49,14 @@ def root(
 
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("reproduce")(reproduce.reproduce)
+app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
+app.command("export")(export.export)
+app.command("predict")(predict.predict)
 app.command("partition")(partition.partition)
 app.add_typer(data.app, name="data")
+app.add_typer(federate.app, name="federate")
 app.command("theory")(theory.theory)
 app.command("config")(config.show)
 

@@ -14,13 +14,14 @@ from safetensors.torch import save
 
 from feddure.errors import RunError
 from feddure.federation.rounds import Federation, Observer
+from feddure.federation.server import Server
 from feddure.files import make_durable, write_whole
 from feddure.tracking import records
 
 FILE = Path("checkpoint") / "state.safetensors"
 
 
-def write(federation: Federation, folder: Path) -> None:
+def write(federation: Server, folder: Path) -> None:
     """Replace the folder's checkpoint by this federation's state."""
     tensors = {f"server.{name}": tensor for name, tensor in federation.state.items()}
     tensors |= {f"moments.{name}": tensor for name, tensor in federation.moments.items()}
@@ -31,7 +32,7 @@ def write(federation: Federation, folder: Path) -> None:
     header = {
         "round": federation.round,
         "experiment": federation.experiment.fingerprint(),
-        "partition": federation.partition.sha256,
+        "partition": federation.data_identity,
     }
     content = save({name: _plain(tensor) for name, tensor in tensors.items()}, pack_header(header))
     path = folder / FILE
@@ -44,7 +45,7 @@ def write(federation: Federation, folder: Path) -> None:
     write_whole(path, content, RunError, durable=True)
 
 
-def read(federation: Federation, folder: Path) -> bool:
+def read(federation: Server, folder: Path) -> bool:
     """Bring a federation to the folder's checkpoint; False where there is none yet."""
     path = folder / FILE
     if not path.exists():
@@ -60,7 +61,7 @@ def read(federation: Federation, folder: Path) -> bool:
         raise RunError(
             f"{path}: the checkpoint belongs to another configuration; resume with its own, or use another folder"
         )
-    if header.get("partition") != federation.partition.sha256:
+    if header.get("partition") != federation.data_identity:
         raise RunError(f"{path}: the checkpoint belongs to another partition of the data")
     federation.round = header["round"]
     groups: dict[str, dict[str, torch.Tensor]] = {"server": {}, "moments": {}, "averaged": {}, "memory": {}}

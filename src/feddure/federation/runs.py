@@ -28,6 +28,7 @@ from feddure.federation import checkpoint
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Result, Stopped, Task
 from feddure.federation.rounds import Federation, Observer, run
+from feddure.federation.server import Server
 from feddure.files import write_whole
 from feddure.tracking import records
 from feddure.tracking.console import console_observer
@@ -89,7 +90,7 @@ def complete(members: "Sequence[Member]", home: Path, command: str = "run", prog
             reached = min(member.round for member in members if not member.done)
             raise Interrupted(home, reached, stop.signal, command) from None
     for member in members:
-        write_whole(member.folder / MODEL_FILE, _model(member), RunError)
+        write_whole(member.folder / MODEL_FILE, pack_model(member), RunError)
         write_report([member.folder], member.folder / REPORT_FILE)
     return [records.read_run(member.folder) for member in members]
 
@@ -341,7 +342,8 @@ def _resume_command(folder: Path, command: str) -> str:
     return f"feddure {command} --out {shlex.quote(str(folder))} --resume"
 
 
-def _model(federation: Federation) -> bytes:
+def pack_model(federation: Server) -> bytes:
+    """The global model as a file: tensors by name, and in the header what they belong to."""
     header = {
         "experiment": federation.experiment.model_dump(),
         "classes": federation.dataset.classes,

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.spatial import KDTree
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -151,6 +150,8 @@ class FedMatch(Method):
         others = [other for other in seen if other != client]
         if client not in seen or len(others) < self.options.helpers:
             return []
+        from scipy.spatial import KDTree  # slow to import, and only servers need it
+
         tree = KDTree([server[f"embedding.{other}"].tolist() for other in others])
         _, nearest = tree.query(server[f"embedding.{client}"].tolist(), k=self.options.helpers)
         return [others[place] for place in np.atleast_1d(nearest)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.listing import entries
+from feddure.data.sources.listing import entries, files_below
 from feddure.data.sources.normalisation import measure
 from feddure.errors import DataError
 
@@ -138,18 +138,7 @@ def _subfolders(folder: Path, what: str) -> list[Path]:
 
 
 def _images_below(folder: Path) -> list[Path]:
-    paths = list(_files(folder, ()))
+    paths = list(files_below(folder))
     if not paths:
         raise DataError(f"{folder}: no images in it; add some or remove the folder")
     return paths
-
-
-def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    here = folder.resolve()
-    if here in above:
-        raise DataError(f"{folder}: a link to a folder that it lies in; remove it")
-    for entry in entries(folder):
-        if entry.is_dir():
-            yield from _files(entry, (*above, here))
-        else:
-            yield entry

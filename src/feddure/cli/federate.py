@@ -1,0 +1,331 @@
+"""`feddure federate`: a real federation of sites, encrypted and authenticated, on Flower."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from feddure.cli.options import Sets
+from feddure.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="A real federation of sites: encrypted, authenticated, on Flower.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
+SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's unpacked bundle, or the whole folder.")]
+SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
+Images = Annotated[Path, typer.Option("--data", help="The site's images: labelled/CLASS/ and unlabelled/.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="Bound on the Euclidean norm of an update.")]
+Epsilon = Annotated[
+    float | None, typer.Option("--dp-epsilon", help="Local differential privacy per round; needs --clip-norm.")
+]
+Delta = Annotated[float | None, typer.Option("--dp-delta", help="δ of local differential privacy (1e-5).")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the federation.")],
+    sites: Annotated[str, typer.Option("--sites", metavar="A,B,C", help="Names of the sites.")],
+    classes: Annotated[str, typer.Option("--classes", metavar="X,Y,Z", help="Class names, in order.")],
+    server_address: Annotated[
+        str, typer.Option("--server-address", metavar="HOST[:PORT]", help="Where sites reach the server; port 9092.")
+    ],
+    size: Annotated[int, typer.Option("--size", help="Height and width of images in pixels after reading.")] = 32,
+    channels: Annotated[int, typer.Option("--channels", help="1 for grey images, 3 for colour.")] = 3,
+    mean: Annotated[str | None, typer.Option("--mean", metavar="A,B,C", help="Mean of images / 255; 0.5 each.")] = None,
+    std: Annotated[str | None, typer.Option("--std", metavar="A,B,C", help="Their deviation; 0.25 each.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The federation's name; default: the folder's.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds the server waits for a round's sites.")] = 600,
+    public_keys: Annotated[
+        list[str] | None,
+        typer.Option("--public-key", metavar="SITE=FILE", help="A site's own public key; may be repeated."),
+    ] = None,
+    control_port: Annotated[
+        int, typer.Option("--control-port", help="Port of the SuperLink on the server's loopback address.")
+    ] = 9093,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No encryption and no keys. Never with real data.")
+    ] = False,
+) -> None:
+    """Make a federation: certificates, keys, a bundle for each site and the Flower app.
+
+    Examples:
+
+    ```text
+    feddure federate init lungs --sites north,south --classes healthy,ill --server-address fed.example.org --size 64
+    feddure federate init lungs --sites a,b --classes x,y --server-address 10.0.0.7:9443 --channels 1
+    feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --public-key a=a.pub
+    ```
+    """
+    from feddure.cli import federate_show
+    from feddure.deployment import certificates, initialise
+    from feddure.deployment.layout import split_address
+    from feddure.federation.flower import description
+
+    certificates.expect_packages()
+    host, port = split_address(server_address, initialise.PORT)
+    tree = {
+        "name": name or folder.resolve().name,
+        "classes": _names(classes),
+        "size": size,
+        "channels": channels,
+        "mean": _numbers("--mean", mean) or [0.5] * channels,
+        "std": _numbers("--std", std) or [0.25] * channels,
+        "sites": _names(sites),
+        "server": {"host": host, "port": port},
+        "timeout_seconds": timeout,
+    }
+    agreed = description.parse(json.dumps(tree), "federate init")
+    made = initialise.initialise(folder, agreed, _key_files(public_keys or []), not insecure, control_port)
+    federate_show.show_made(made, agreed, not insecure)
+
+
+@app.command()
+def renew(
+    folder: Folder,
+    authority_key: Annotated[
+        Path | None, typer.Option("--authority-key", help="Where authority/ca.key was taken to.")
+    ] = None,
+) -> None:
+    """Give the server a new certificate, signed by the same authority; sites need nothing new.
+
+    Example: `feddure federate renew lungs --authority-key /media/safe/ca.key`, then start the server again.
+    """
+    from feddure.deployment import initialise
+    from feddure.deployment.layout import ServerFolder
+
+    validity = initialise.renew(ServerFolder(folder.resolve()), authority_key)
+    print(f"the server's new certificate holds until {validity.ends:%Y-%m-%d}; start the server again to use it")
+
+
+@app.command()
+def check(folder: SiteFolder, name: SiteName, data: Images, as_json: AsJson = False) -> None:
+    """Look at a site's images, keys, certificates and connection; exit code 1 if it could not train.
+
+    Example: `feddure federate check north north --data /images`
+    """
+    from feddure.cli import federate_show
+    from feddure.deployment import certificates, layout
+    from feddure.deployment.check import check as check_site
+
+    certificates.expect_packages()
+    found = check_site(layout.find_bundle(folder.resolve(), name), name, data)
+    if as_json:
+        federate_show.print_json(found)
+    else:
+        federate_show.show_check(found)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def server(
+    folder: Folder,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Address to bind instead of the server's own; 0.0.0.0 for all of this machine."),
+    ] = None,
+) -> None:
+    """Run the server until Ctrl-C: Flower's SuperLink on the loopback address, and the gate that sites reach.
+
+    Examples:
+
+    ```text
+    feddure federate server lungs                   # binds the address given to init
+    feddure federate server lungs --host 10.0.0.7   # behind a router: the machine's own address
+    ```
+    """
+    from feddure.deployment import certificates, server
+    from feddure.deployment.layout import ServerFolder
+
+    certificates.expect_packages()
+    _until_ended(lambda: server.serve(ServerFolder(folder.resolve()), host, _say), endless=True)
+
+
+@app.command()
+def site(
+    folder: SiteFolder,
+    name: SiteName,
+    data: Images,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda where there is.")] = None,
+    clip_norm: ClipNorm = None,
+    dp_epsilon: Epsilon = None,
+    dp_delta: Delta = None,
+) -> None:
+    """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
+
+    Examples:
+
+    ```text
+    feddure federate site north north --data /images
+    feddure federate site north north --data /images --device cuda --clip-norm 1.0
+    ```
+    """
+    from feddure.deployment import certificates, layout
+    from feddure.deployment import site as sites
+
+    certificates.expect_packages()
+    bundle = layout.find_bundle(folder.resolve(), name)
+    wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
+    options = {key: value for key, value in wanted.items() if value is not None}
+    _until_ended(lambda: sites.join(bundle, name, data, options, _say), endless=True)
+
+
+@app.command()
+def run(
+    folder: Folder,
+    method: Annotated[str | None, typer.Option("--method", help="Method name; default: feddure.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Start from this preset (`feddure config`).")] = None,
+    sets: Sets = None,
+    test: Annotated[
+        Path | None, typer.Option("--test", help="The server's test images, a folder for each class; default: none.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in DIR/runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
+    minimum_sites: Annotated[
+        int | None,
+        typer.Option("--minimum-sites", min=1, help="Sites to start and go on with; default: all, then any."),
+    ] = None,
+    wait: Annotated[float | None, typer.Option("--wait", help="Seconds to wait for them; default: 600.")] = None,
+    clip_norm: ClipNorm = None,
+    dp_epsilon: Epsilon = None,
+    dp_delta: Delta = None,
+) -> None:
+    """Train over the sites, on the server's machine while `federate server` runs; shows the run's log.
+
+    The exit code is 0 only if the run completed.
+
+    Examples:
+
+    ```text
+    feddure federate run lungs --method feddure --rounds 50 --test held-out
+    feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
+    feddure federate run lungs --out lungs/runs/feddure --resume
+    ```
+    """
+    from feddure.cli import federate_show
+    from feddure.deployment import certificates, layout
+    from feddure.deployment import run as runs
+
+    certificates.expect_packages()
+    place = layout.ServerFolder(folder.resolve())
+    place.read()
+    if resume and out is None:
+        raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
+    options = runs.Options(
+        method=method,
+        rounds=rounds,
+        seed=seed,
+        preset=preset,
+        sets=tuple(sets or ()),
+        tests=test,
+        resume=resume,
+        minimum_sites=minimum_sites,
+        wait_seconds=wait,
+        clip_norm=clip_norm,
+        dp_epsilon=dp_epsilon,
+        dp_delta=dp_delta,
+    )
+    run_folder = out or runs.default_run_folder(place, method or "feddure")
+    _say(f"run folder: {run_folder}")
+    _until_ended(lambda: federate_show.show_run(runs.run(place, options, run_folder, _say)))
+
+
+@app.command()
+def status(folder: Folder, as_json: AsJson = False) -> None:
+    """Which sites are registered and online, and how the runs are doing; on the server's machine.
+
+    Example: `feddure federate status lungs --json`
+    """
+    from feddure.cli import federate_show
+    from feddure.deployment import certificates
+    from feddure.deployment.layout import ServerFolder
+    from feddure.deployment.status import read_status
+
+    certificates.expect_packages()
+    found = read_status(ServerFolder(folder.resolve()))
+    if as_json:
+        federate_show.print_json(found)
+    else:
+        federate_show.show_status(found, folder)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="Keep everything in this new folder.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep everything in ./feddure-demo.")] = False,
+    method: Annotated[str, typer.Option("--method", help="Method name.")] = "feddure",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Communication rounds.")] = 5,
+    labelled: Annotated[int, typer.Option("--labelled", min=1, help="Labelled images per class and site.")] = 5,
+    unlabelled: Annotated[int, typer.Option("--unlabelled", min=0, help="Unlabelled images per site.")] = 300,
+    tests: Annotated[int, typer.Option("--tests", min=1, help="Test images per class, at the server.")] = 50,
+    local_steps: Annotated[int, typer.Option("--local-steps", min=1, help="Steps of a site in a round.")] = 20,
+) -> None:
+    """A whole federation on this machine: a server, three sites, TLS and keys, a few rounds; then all of it ends.
+
+    Examples:
+
+    ```text
+    feddure federate demo                  # two to three minutes on two cores
+    feddure federate demo --keep           # and look at what it made
+    ```
+    """
+    from feddure.cli import federate_show
+    from feddure.deployment import certificates
+    from feddure.deployment import demo as demonstration
+
+    certificates.expect_packages()
+    if keep and out is None:
+        out = Path("feddure-demo")
+    size = demonstration.Size(method, rounds, labelled, unlabelled, tests, local_steps)
+    _until_ended(lambda: demonstration.demonstrate(size, out, _say, federate_show.show_run))
+
+
+def _until_ended(work: Callable[[], Any], endless: bool = False) -> None:
+    """Do work that starts processes; Ctrl-C, SIGTERM and a closed terminal end them.
+
+    Ctrl-C is how endless work is meant to end, and a failure of any other.
+    """
+    from feddure.deployment.processes import Ended, signals_as_ended
+
+    try:
+        with signals_as_ended():
+            work()
+    except Ended as ended:
+        raise typer.Exit(0 if endless and ended.by_user else ended.exit_code) from None
+
+
+def _say(line: str) -> None:
+    Console(soft_wrap=True, markup=False, highlight=False).print(line)
+    sys.stdout.flush()
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _numbers(option: str, text: str | None) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text}: expected numbers with commas between them, such as 0.49,0.48,0.45"
+        ) from None
+
+
+def _key_files(texts: list[str]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for text in texts:
+        site, equals, file = text.partition("=")
+        if not equals or not site or not file:
+            raise ConfigError(f"--public-key {text}: expected SITE=FILE, such as north=north.pub")
+        if site in found:
+            raise ConfigError(f"--public-key {text}: site '{site}' was given a key already")
+        found[site] = Path(file)
+    return found

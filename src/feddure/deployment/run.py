@@ -1,0 +1,157 @@
+"""`feddure federate run`: a run of the federation's app, watched to its real end."""
+
+import itertools
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddure.deployment import commands, ledger
+from feddure.deployment.control import Control, RunState, Show
+from feddure.deployment.layout import ServerFolder, join_address, read_settings
+from feddure.deployment.processes import Ended, is_listening
+from feddure.errors import RunError
+from feddure.federation.flower import run_config
+from feddure.tracking import records
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FLOWER_SAYS = ("INFO ", "Using SuperLink", "Successfully installed")
+"""How lines begin that say nothing about the run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for; None means the app's default."""
+
+    method: str | None = None
+    rounds: int | None = None
+    seed: int | None = None
+    preset: str | None = None
+    sets: tuple[str, ...] = ()
+    tests: Path | None = None
+    resume: bool = False
+    minimum_sites: int | None = None
+    wait_seconds: float | None = None
+    clip_norm: float | None = None
+    dp_epsilon: float | None = None
+    dp_delta: float | None = None
+
+    def run_config(self) -> dict[str, Any]:
+        """The options as the app's run configuration, without those that say where the run lies."""
+        given = {
+            "preset": self.preset,
+            "method": self.method,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "settings": shlex.join(self.sets) or None,
+            "test-folder": str(self.tests.resolve()) if self.tests is not None else None,
+            "minimum-sites": self.minimum_sites,
+            "wait-seconds": self.wait_seconds,
+            "clipping-norm": self.clip_norm,
+            "dp-epsilon": self.dp_epsilon,
+            "dp-delta": self.dp_delta,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+
+def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) -> records.Run:
+    """Start a run, show its log, and return its records; an error where it did not complete."""
+    description = folder.read()
+    run_folder = run_folder.resolve()
+    _expect_server(folder)
+    _expect_place(run_folder, options.resume)
+    if options.tests is not None and not options.tests.is_dir():
+        raise RunError(f"--test {options.tests}: there is no such folder; expected <class>/ folders with images in it")
+    earlier = ledger.last_options(folder, run_folder) if options.resume else {}
+    wanted = earlier | options.run_config()
+    run_config.read(wanted | {"description": description.to_yaml()})  # a mistake is told before a run is started
+    control = Control(folder, show)
+    number = control.start(wanted | {"run-folder": str(run_folder), "resume": options.resume})
+    ledger.note(folder, ledger.Entry(number, str(run_folder), wanted))
+    go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
+    try:
+        with _stopped_when_ended(control, number, go_on, show):
+            _stream(control, number, show)
+            state = _final_state(control, number)
+    except RunError as problem:
+        raise RunError(f"run {number}: the server went away; once it is back, {go_on}\n{problem}") from None
+    if not state.completed:
+        reason = f": {state.details}" if state.details else ""
+        raise RunError(
+            f"run {number} did not complete ({state.status}{reason}). Its log is above, and again with "
+            f"`FLWR_HOME={folder.flower_home} flwr log {number} {commands.CONNECTION} --show`\n"
+            f"Where rounds were done, {go_on}"
+        )
+    return records.read_run(run_folder)
+
+
+def default_run_folder(folder: ServerFolder, method: str) -> Path:
+    """A new place under the federation's runs/."""
+    numbered = (folder.runs / (method if number == 1 else f"{method}-{number}") for number in itertools.count(1))
+    return next(place for place in numbered if not place.exists())
+
+
+def _expect_server(folder: ServerFolder) -> None:
+    port = read_settings(folder).control_port
+    if not is_listening(commands.LOOPBACK, port):
+        raise RunError(
+            f"{join_address(commands.LOOPBACK, port)}: no server runs on this machine; "
+            f"start it in another terminal: feddure federate server {folder.root}"
+        )
+
+
+def _expect_place(run_folder: Path, resume: bool) -> None:
+    there = (run_folder / records.CONFIG).exists()
+    if resume and not there:
+        raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
+    if there and not resume:
+        raise RunError(f"{run_folder}: a run is there already; choose another --out, or add --resume to go on with it")
+
+
+def _stream(control: Control, number: str, show: Show) -> None:
+    command = commands.stream_log(number)
+    show("$ " + commands.shown(command))
+    with subprocess.Popen(
+        command,
+        env=control.environment | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as stream:
+        try:
+            for line in stream.stdout or ():
+                text = _COLOUR.sub("", line).rstrip()
+                if text and not text.startswith(_FLOWER_SAYS):
+                    show(text)
+        except BaseException:
+            stream.terminate()
+            raise
+
+
+def _final_state(control: Control, number: str) -> RunState:
+    """How a run ended. The log's end says nothing about it, and comes a moment before the status is final."""
+    while True:
+        (state,) = control.runs(number)
+        if not state.going_on:
+            return state
+        time.sleep(1)
+
+
+@contextmanager
+def _stopped_when_ended(control: Control, number: str, go_on: str, show: Show) -> Iterator[None]:
+    """Stop the run at the SuperLink when the operator presses Ctrl-C here."""
+    try:
+        yield
+    except Ended:
+        show(f"stopping run {number}")
+        control.stop(number)
+        show(go_on)
+        raise

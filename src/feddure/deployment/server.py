@@ -1,0 +1,128 @@
+"""`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the gate in front."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from feddure.deployment import certificates, commands
+from feddure.deployment.control import Control, Show
+from feddure.deployment.gate import Gate, RunningGate, Visit, visitor
+from feddure.deployment.layout import ServerFolder, join_address, read_settings
+from feddure.deployment.processes import Process, expect_free, is_listening, wait_until
+from feddure.errors import RunError
+from feddure.federation.flower.description import Description
+
+_QUIET_SECONDS = 60.0
+"""Whoever is turned away tries again and again: once in this time is enough to know."""
+
+
+@contextmanager
+def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Process]:
+    """A running server: everything it started is ended with the block."""
+    description = folder.read()
+    settings = read_settings(folder)
+    host = _bind_address(host or settings.bind)
+    port = description.server.port
+    if settings.secure:
+        _expect_certificates(folder, show)
+    expect_free(
+        commands.LOOPBACK,
+        settings.control_port,
+        "is the server running already, or a SuperLink of one that was killed?",
+    )
+    expect_free(host, port, "is it in use, or not this machine's address? `--host ADDRESS` names the address to bind")
+    control = Control(folder, show)
+    with ExitStack() as ending:
+        command = commands.superlink(folder, settings.control_port, settings.secure)
+        show("$ " + commands.shown(command))
+        superlink = ending.enter_context(Process(command, control.environment, folder.log))
+        wait_until(lambda: is_listening(commands.LOOPBACK, settings.control_port), superlink, "flower-superlink")
+        if settings.secure:
+            control.register(description.sites)
+        visits = Visits(_sites_by_key(folder, description) if settings.secure else {}, show)
+        inside = join_address(commands.LOOPBACK, settings.control_port)
+        gate = Gate(inside, folder.authority if settings.secure else None, visits)
+        protected = (folder.certificate, folder.key) if settings.secure else (None, None)
+        ending.enter_context(RunningGate(gate, host, port, *protected))
+        protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
+        show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
+        show(f"operator  {inside}   Control API, from this machine only")
+        try:
+            yield superlink
+        finally:
+            show("ending the server")
+
+
+def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
+    """Run a server until it is told to end."""
+    with serving(folder, host, show) as superlink:
+        show(f"log       {folder.log}")
+        show("ready: sites can join; Ctrl-C ends the server, and what it knows stays on disk")
+        code = superlink.wait()
+        raise RunError(f"flower-superlink ended by itself (exit code {code}):\n{superlink.last_words()}")
+
+
+@dataclass
+class Visits:
+    """Tells the operator when a site joins, leaves, or is turned away; the gate calls it for each request."""
+
+    sites: dict[bytes, str]
+    show: Show
+    _refused: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, visit: Visit) -> None:
+        site = visitor(visit, self.sites) or ("a site" if not self.sites else None)
+        if visit.status == 401 or (site is None and visit.status >= 400):
+            self._tell_refused(visit, site)
+        elif site is not None and visit.status == 200:
+            if visit.action == "activate-node":
+                self._say(f"{site} joined from {visit.address}")
+            elif visit.action == "deactivate-node":
+                self._say(f"{site} left")
+
+    def _tell_refused(self, visit: Visit, site: str | None) -> None:
+        now = time.monotonic()
+        if now - self._refused.get(visit.address, -_QUIET_SECONDS) >= _QUIET_SECONDS:
+            self._refused[visit.address] = now
+            reason = f"{site}: is its clock right?" if site else "a key that is not registered"
+            self._say(f"turned away: {visit.address} ({reason})")
+
+    def _say(self, text: str) -> None:
+        self.show(f"{time.strftime('%H:%M:%S')}  {text}")
+
+
+def _bind_address(host: str) -> str:
+    """The address to listen on: a name is looked up, so that an error can say what it stands for."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as problem:
+        raise RunError(
+            f"{host}: this name has no address here ({problem}); `--host ADDRESS` names the address to bind"
+        ) from None
+
+
+def _expect_certificates(folder: ServerFolder, show: Show) -> None:
+    certificate = certificates.validity(certificates.read_certificate(folder.certificate))
+    problem = certificate.problem(str(folder.certificate))
+    if problem is not None:
+        raise certificates.CertificateError(problem)
+    if certificate.days_left() <= certificates.WARN_DAYS:
+        left = certificate.days_left()
+        show(f"note: the server's certificate ends in {left} days: feddure federate renew {folder.root}")
+    if folder.authority_key.exists():
+        show(f"note: {folder.authority_key} is still here; it belongs off line (see {folder.readme.name})")
+    for path in (folder.key, folder.authority_key):
+        if path.exists() and not certificates.is_private(path):
+            raise certificates.CertificateError(f"{path}: others can read this private key: chmod 600 {path}")
+
+
+def _sites_by_key(folder: ServerFolder, description: Description) -> dict[bytes, str]:
+    found: dict[bytes, str] = {}
+    for site in description.sites:
+        path: Path = folder.public_key(site)
+        if path.exists():
+            found[certificates.public_pem(certificates.read_public_key(path))] = site
+    return found

@@ -1,0 +1,72 @@
+"""`feddure federate site`: a site's SuperNode, after a look at what it needs."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feddure.deployment import commands, guard
+from feddure.deployment.check import check
+from feddure.deployment.connection import reach
+from feddure.deployment.control import Show
+from feddure.deployment.layout import Bundle, read_connection
+from feddure.deployment.processes import Process, free_port
+from feddure.errors import RunError
+
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
+"""After a crash the server counts a site as connected for a minute, and turns its next start away that long."""
+
+
+def join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show: Show) -> None:
+    """Take part in the federation until told to end; comes back after a crash."""
+    failing_since = time.monotonic()
+    while True:
+        began = time.monotonic()
+        with start(bundle, site, data, options, show) as supernode:
+            show("running; Ctrl-C leaves the federation")
+            code = supernode.wait()
+        now = time.monotonic()
+        if now - began > _PATIENCE_SECONDS:
+            failing_since = now  # it had joined before it ended
+        if now - failing_since > _PATIENCE_SECONDS:
+            break
+        show(f"ended (exit code {code}); an earlier start may still count: again in {_PAUSE_SECONDS:.0f} seconds")
+        time.sleep(_PAUSE_SECONDS)
+    raise RunError(
+        f"site {site}: flower-supernode ended by itself (exit code {code}). Where it failed to activate, the server "
+        f"does not know the key {bundle.public_key}, the site runs elsewhere already, or this machine's clock is wrong."
+    )
+
+
+def start(
+    bundle: Bundle,
+    site: str,
+    data: Path,
+    options: Mapping[str, Any],
+    show: Show,
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Process:
+    """A site's SuperNode, started with the options of its ClientApp; the caller ends it."""
+    found = check(bundle, site, data, connect=False, cache=bundle.cache)
+    for finding in found.findings:
+        if finding.level == "note":
+            show(f"note: {finding.text}")
+    if not found.passed:
+        problems = "\n".join(finding.text for finding in found.findings if finding.level == "problem")
+        raise RunError(f"site {site} cannot join:\n{problems}")
+    connection = read_connection(bundle)
+    reached = reach(connection, bundle.authority)
+    if reached.outcome == "untrusted":
+        raise RunError(f"site {site} cannot join:\n{reached.text}")
+    if reached.outcome == "unreachable":
+        show(f"note: {reached.text} The site keeps trying.")
+    bundle.state.mkdir(exist_ok=True)
+    bundle.flower_home.mkdir(exist_ok=True)
+    programs = guard.write_programs(bundle.programs)
+    if os.name == "nt":
+        show("note: the guard does not work on Windows: a run could bring code of the server's choice here")
+    command = commands.supernode(bundle, connection, data.resolve(), free_port(), options)
+    show("$ " + commands.shown(command))
+    return Process(command, commands.environment(bundle.flower_home, programs) | dict(environment or {}), log)

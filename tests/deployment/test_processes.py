@@ -1,0 +1,140 @@
+"""Processes that end with what started them."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feddure.deployment import processes
+from feddure.deployment.processes import Ended, Process, signals_as_ended, wait_until
+from feddure.errors import RunError
+
+SLEEP = [sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(600)"]
+DETACH = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def said(process: Process) -> str:
+    limit = time.monotonic() + 30
+    while not process.last_words() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return process.last_words()
+
+
+def test_a_process_ends_with_its_block_also_on_failure(tmp_path: Path) -> None:
+    process = Process(SLEEP, os.environ, tmp_path / "log")
+    assert said(process) == "hello"
+    with pytest.raises(ZeroDivisionError), process:
+        _ = 1 / 0
+    assert process.ended
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_what_a_process_started_in_another_session_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.1)
+    with Process([sys.executable, "-c", DETACH], os.environ, tmp_path / "log") as process:
+        child = int(said(process))
+        assert is_alive(child)
+    limit = time.monotonic() + 10
+    while is_alive(child) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_END_SECONDS", 0.2)
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
+        assert said(process) == "deaf"
+    assert process.popen.returncode == -signal.SIGKILL
+
+
+def test_a_process_is_asked_to_end_only_once(tmp_path: Path) -> None:
+    code = (
+        "import signal, time\n"
+        "def leave(number, frame):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    print('leaving', flush=True); time.sleep(0.5); print('left', flush=True); raise SystemExit(0)\n"
+        "signal.signal(signal.SIGTERM, leave); print('here', flush=True); time.sleep(600)"
+    )
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
+        assert said(process) == "here"
+        process.ask_to_end()
+        while "leaving" not in process.last_words():
+            time.sleep(0.02)
+    assert (process.last_words().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(RunError, match=r"no-such-program: cannot be started.*feddure\[flower\]"):
+        Process(["no-such-program"], os.environ)
+
+
+def test_a_process_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of an earlier start\n")
+    code = "print('port taken'); raise SystemExit(3)"
+    with (
+        Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process,
+        pytest.raises(RunError, match=r"it ended at once \(exit code 3\):\nport taken$"),
+    ):
+        wait_until(lambda: False, process, "it")
+
+
+def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    with (
+        Process(SLEEP, os.environ, tmp_path / "log") as process,
+        pytest.raises(RunError, match="not ready after 0 seconds"),
+    ):
+        wait_until(lambda: False, process, "it", seconds=0.2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_become_an_orderly_end(number: int, code: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(Ended) as ended, signals_as_ended():
+        signal.raise_signal(number)
+    assert (ended.value.exit_code, ended.value.by_user) == (code, number == signal.SIGINT)
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_does_not_break_off_the_ending() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("ended all")
+
+    with pytest.raises(Ended), signals_as_ended():
+        work()
+    assert done == ["ended all"]
+
+
+def test_ports_in_use_are_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert processes.is_listening("127.0.0.1", port)
+        with pytest.raises(RunError, match=f"127.0.0.1 port {port}: cannot listen there .*; try --host"):
+            processes.expect_free("127.0.0.1", port, "try --host")
+    free = processes.free_port()
+    assert not processes.is_listening("127.0.0.1", free)
+    processes.expect_free("127.0.0.1", free, "")

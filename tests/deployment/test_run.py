@@ -1,0 +1,160 @@
+"""What a run is asked for, what is remembered of it, and what stands in its way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feddure.deployment import ledger, run, status
+from feddure.deployment.control import Control, Node, RunState
+from feddure.deployment.layout import ServerFolder, Settings, write_settings
+from feddure.deployment.ledger import Entry
+from feddure.deployment.processes import free_port
+from feddure.deployment.run import Options
+from feddure.errors import ConfigError, RunError
+from feddure.federation.flower import run_config
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a server ran."""
+    monkeypatch.setattr(run, "is_listening", lambda *_: True)
+    monkeypatch.setattr(status, "is_listening", lambda *_: True)
+
+
+def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
+    options = Options(
+        method="feddure",
+        rounds=3,
+        seed=1,
+        preset="demo",
+        sets=("model=cnn", "options={a: 1}"),
+        tests=tmp_path,
+        minimum_sites=2,
+        wait_seconds=5.0,
+        clip_norm=1.0,
+        dp_epsilon=0.5,
+        dp_delta=1e-6,
+    )
+    found = run_config.read(options.run_config())
+    assert (found.experiment.method, found.experiment.rounds, found.experiment.seed) == ("feddure", 3, 1)
+    assert (found.experiment.model, found.experiment.options) == ("cnn", {"a": 1})
+    assert (found.test_folder, found.minimum_sites, found.wait_seconds) == (tmp_path, 2, 5.0)
+    assert (found.clipping_norm, found.dp_epsilon, found.dp_delta) == (1.0, 0.5, 1e-6)
+
+
+def test_what_is_not_asked_for_is_left_to_the_app() -> None:
+    assert Options().run_config() == {}
+
+
+def test_without_a_server_a_run_says_how_to_start_one(own: ServerFolder) -> None:
+    write_settings(own, Settings("127.0.0.1", free_port(), True))
+    with pytest.raises(RunError, match=r"no server runs on this machine.*feddure federate server"):
+        run.run(own, Options(), own.runs / "a", print)
+
+
+@pytest.mark.usefixtures("answering")
+class TestRefusals:
+    def test_a_mistake_in_the_options_starts_no_run(self, own: ServerFolder) -> None:
+        with pytest.raises(ConfigError, match="unknown field 'modle'"):
+            run.run(own, Options(sets=("modle=cnn",)), own.runs / "a", print)
+        assert ledger.read(own) == []
+
+    def test_a_test_folder_that_is_not_there(self, own: ServerFolder) -> None:
+        with pytest.raises(RunError, match="--test nowhere"):
+            run.run(own, Options(tests=Path("nowhere")), own.runs / "a", print)
+
+    def test_a_run_that_is_there_already(self, own: ServerFolder) -> None:
+        (own.runs / "a").mkdir()
+        (own.runs / "a" / "config.yaml").write_text("")
+        with pytest.raises(RunError, match="add --resume"):
+            run.run(own, Options(), own.runs / "a", print)
+
+    def test_nothing_to_resume(self, own: ServerFolder) -> None:
+        with pytest.raises(RunError, match="no run is there to resume"):
+            run.run(own, Options(resume=True), own.runs / "a", print)
+
+
+@pytest.mark.usefixtures("answering")
+class TestEnds:
+    """A run that Flower started; how it ended is read from its list of runs, not from the log."""
+
+    @pytest.fixture
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+        found: list[dict] = []
+        monkeypatch.setattr(Control, "start", lambda self, options: found.append(options) or "7")
+        monkeypatch.setattr(run, "_stream", lambda *_: None)
+        return found
+
+    def end(self, monkeypatch: pytest.MonkeyPatch, *statuses: str) -> None:
+        answers = iter(statuses)
+        monkeypatch.setattr(Control, "runs", lambda self, number: [RunState("7", next(answers), 1.0, "it broke")])
+        monkeypatch.setattr(run.time, "sleep", lambda seconds: None)
+
+    def test_a_crash_behind_a_clean_log_is_an_error(
+        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.end(monkeypatch, "running", "finished:failed")
+        with pytest.raises(RunError, match=r"run 7 did not complete \(finished:failed: it broke\).*flwr log 7"):
+            run.run(own, Options(rounds=2), own.runs / "a", print)
+        assert started == [{"rounds": 2, "run-folder": str(own.runs / "a"), "resume": False}]
+
+    def test_resuming_asks_for_what_was_asked_before(
+        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = own.runs / "a"
+        self.end(monkeypatch, "finished:stopped", "finished:stopped")
+        with pytest.raises(RunError, match="finished:stopped"):
+            run.run(own, Options(method="fedavg", rounds=2), place, print)
+        place.mkdir()
+        (place / "config.yaml").write_text("")
+        with pytest.raises(RunError, match="finished:stopped"):
+            run.run(own, Options(resume=True), place, print)
+        assert started[1] == {"method": "fedavg", "rounds": 2, "run-folder": str(place), "resume": True}
+
+
+def test_a_new_run_folder_is_one_that_is_not_there(own: ServerFolder) -> None:
+    assert run.default_run_folder(own, "feddure") == own.runs / "feddure"
+    (own.runs / "feddure").mkdir()
+    assert run.default_run_folder(own, "feddure") == own.runs / "feddure-2"
+
+
+def test_the_ledger_keeps_every_start(own: ServerFolder) -> None:
+    first, second = Entry("1", "/a", {"rounds": 1}), Entry("2", "/a", {"rounds": 2})
+    ledger.note(own, first)
+    ledger.note(own, second)
+    assert ledger.read(own) == [first, second]
+    assert ledger.last_options(own, Path("/a")) == {"rounds": 2}
+    with pytest.raises(RunError, match="/b: not a run of this federation"):
+        ledger.last_options(own, Path("/b"))
+    own.ledger.write_text("[")
+    with pytest.raises(RunError, match=r"runs\.json: cannot be read"):
+        ledger.read(own)
+
+
+def test_status_joins_what_flower_and_the_folders_know(
+    own: ServerFolder, answering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = own.runs / "a"
+    place.mkdir()
+    lines = [{"round": 1, "test": {"accuracy": 0.5}}, {"round": 2}]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ledger.note(own, Entry("7", str(place), {}))
+    monkeypatch.setattr(Control, "nodes", lambda self: [Node("south", "1", "online", "noon")])
+    monkeypatch.setattr(Control, "runs", lambda self: [RunState("8", "pending", 0.0), RunState("7", "running", 9.0)])
+    found = status.read_status(own)
+    assert found.running
+    assert [(site.site, site.status, site.since) for site in found.sites] == [
+        ("north", "unregistered", ""),
+        ("south", "online", "noon"),
+    ]
+    assert [(each.run, each.status, each.round, each.accuracy) for each in found.runs] == [
+        ("8", "pending", None, None),
+        ("7", "running", 2, 0.5),
+    ]
+
+
+def test_status_without_a_server_says_so(own: ServerFolder) -> None:
+    write_settings(own, Settings("127.0.0.1", free_port(), True))
+    found = status.read_status(own)
+    assert (found.running, found.sites, found.runs) == (False, [], [])

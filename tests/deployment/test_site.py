@@ -1,0 +1,127 @@
+"""A site that joins: what it looks at first, and how it comes back after a crash."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddure.deployment import site
+from feddure.deployment.connection import Reached
+from feddure.deployment.layout import ServerFolder
+from feddure.errors import RunError
+
+
+class Ending:
+    """Stands for a SuperNode that the server turns away."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path | None) -> None:
+        self.command, self.environment = command, environment
+
+    def wait(self) -> int:
+        return 1
+
+    def __enter__(self) -> "Ending":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Ending]:
+    found: list[Ending] = []
+
+    def start(*arguments: Any) -> Ending:
+        found.append(Ending(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(site, "Process", start)
+    return found
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
+    monkeypatch.setattr(site, "reach", lambda *_: Reached(outcome, f"the server is {outcome}"))
+
+
+def test_a_supernode_starts_with_the_guard_first_on_its_path(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    shown: list[str] = []
+    bundle = own.bundle("north")
+    site.start(bundle, "north", images, {"device": "cpu"}, shown.append, environment={"OMP_NUM_THREADS": "1"})
+    assert started[0].environment["PATH"].startswith(str(bundle.programs))
+    assert started[0].environment["OMP_NUM_THREADS"] == "1"
+    assert started[0].environment["FLWR_HOME"] == str(bundle.flower_home)
+    assert 'device="cpu"' in started[0].command[-1]
+    assert shown[-1].startswith("$ flower-supernode --superlink 127.0.0.1:9092")
+    assert list(bundle.cache.glob("pixels-*"))  # the first round finds them
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "unreachable")
+    shown: list[str] = []
+    site.start(own.bundle("north"), "north", images, {}, shown.append)
+    assert len(started) == 1
+    assert any("keeps trying" in line for line in shown)
+
+
+def test_a_wrong_server_is_never_spoken_to(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "untrusted")
+    with pytest.raises(RunError, match="cannot join:\nthe server is untrusted"):
+        site.start(own.bundle("north"), "north", images, {}, print)
+    assert started == []
+
+
+def test_a_problem_of_the_site_keeps_it_from_starting(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    own.bundle("north").key.chmod(0o644)
+    with pytest.raises(RunError, match="chmod 600"):
+        site.start(own.bundle("north"), "north", images, {}, print)
+    assert started == []
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(site.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(site.time, "sleep", self.pass_by)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_site_that_is_turned_away_tries_again_for_a_while(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    clock = Clock(monkeypatch)
+    shown: list[str] = []
+    with pytest.raises(RunError, match=r"exit code 1.*does not know the key.*runs elsewhere already"):
+        site.join(own.bundle("north"), "north", images, {}, shown.append)
+    assert clock.now > 60  # longer than the server counts a crashed site as connected
+    assert sum("an earlier start may still count" in line for line in shown) == len(started) - 1
+
+
+def test_a_site_that_crashes_after_hours_comes_back(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    clock = Clock(monkeypatch)
+
+    def live(self: Ending) -> int:
+        clock.pass_by(10_000 if len(started) == 1 else 1)
+        return 1
+
+    monkeypatch.setattr(Ending, "wait", live)
+    with pytest.raises(RunError, match="exit code 1"):
+        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
+    assert len(started) > 4

@@ -1,0 +1,148 @@
+"""One message at a site: the simulator's result for the same task, and answers instead of accidents."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+
+import federated
+import tiny
+from feddure.federation.flower import messages
+from feddure.federation.flower.messages import ANSWER, TASK, Task
+from feddure.federation.server import Assignment
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return federated.write_images(tmp_path)
+
+
+def train(nodes, node, federation, assignment=None, received=None, **changes):
+    """A site's reply to the message for one of the simulator's assignments."""
+    assignment = assignment or next(a for a in federation.assignments() if a.client == node - 11)
+    told = {"run_name": "run", "remembered_round": 0, "checkpointed_round": 0} | changes
+    content = messages.pack_state(received or federation.broadcast(assignment))
+    content[TASK] = Task(assignment, federation.experiment.to_yaml(), **told).pack()
+    (number,) = nodes.push_messages([Message(content, node, messages.TRAIN)])
+    (reply,) = nodes.pull_messages([number])
+    return reply
+
+
+def answer(reply):
+    return dict(reply.content.config_records[ANSWER])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml"])
+def test_a_site_trains_as_the_simulators_client_does(root, method):
+    federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
+    nodes = federated.grid(root)
+    tasks = federation.tasks()
+    for task, result in zip(tasks, federation.engine.run(tasks), strict=True):
+        reply = train(nodes, 11 + task.client, federation)
+        tiny.assert_equal(messages.unpack_state(reply.content, CPU), result.upload)
+        assert answer(reply)["train.loss"] == pytest.approx(result.records["loss"].mean().item(), rel=1e-12)
+
+
+def test_an_answer_holds_means_and_nothing_of_a_single_image(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    told = answer(train(federated.grid(root), 11, federation))
+    assert told.keys() == {
+        *("site", "client", "round", "pid", "seconds"),
+        *("train.loss", "train.loss_unlabelled", "train.d", "train.weight"),
+    }
+    assert all(isinstance(value, str | int | float) for value in told.values())
+
+
+def test_a_site_says_who_it_is(root):
+    (root / "images" / "clients" / "south" / "unlabelled" / "broken.png").write_bytes(b"no image")
+    nodes = federated.grid(root)
+    (number,) = nodes.push_messages([Message(RecordDict({TASK: ConfigRecord({"experiment": ""})}), 12, messages.QUERY)])
+    told = answer(nodes.pull_messages([number])[0])
+    assert (told["site"], told["client"], told["clients"]) == ("south", 1, 3)
+    assert (told["labelled"], told["unlabelled"], told["unreadable"]) == (26, 29, 1)
+    assert told["fingerprint"] == federated.DESCRIPTION.fingerprint()
+
+
+@pytest.mark.parametrize("gone", ["labelled", "unlabelled"])
+@pytest.mark.parametrize("method", ["feddure", "fedmatch", "fedavg-fixmatch"])
+def test_a_site_without_one_kind_of_images_trains(root, gone, method):
+    federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
+    shutil.rmtree(root / "images" / "clients" / "north" / gone)
+    reply = train(federated.grid(root), 11, federation)
+    assert "problem" not in answer(reply)
+    upload = messages.unpack_state(reply.content, CPU)
+    assert all(torch.isfinite(tensor).all() for tensor in upload.values())
+    assert any(not torch.equal(upload[name], federation.state[name]) for name in upload)
+
+
+def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
+    nodes = federated.grid(root)
+    told = answer(train(nodes, 11, federation, evaluate=True))
+    assert told["test.accuracy"] == federation.test()["test"]["accuracy"]
+    assert told["test.images"] == 24
+    assert "test.accuracy" not in answer(train(nodes, 11, federation))
+
+
+def test_what_goes_wrong_at_a_site_is_answered_with_the_reason(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    (root / "images" / "clients" / "north" / "labelled" / "e").mkdir()
+    reply = train(federated.grid(root), 11, federation)
+    assert "has no class 'e'; there are: a, b, c, d" in answer(reply)["problem"]
+    assert not reply.content.array_records
+
+
+def test_an_unexpected_error_is_answered_without_its_details(root, capsys):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    reply = train(federated.grid(root), 11, federation, received={"theta": torch.zeros(3, dtype=torch.float64)})
+    assert answer(reply) == {"problem": "KeyError at the site; its log has the details", "site": "north"}
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_node_without_a_site_says_what_is_missing(root):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    nodes = federated.OneProcess({11: {"site": "north"}}, {"description": federated.DESCRIPTION.to_yaml()})
+    assert "the node's configuration has no 'data'" in answer(train(nodes, 11, federation))["problem"]
+
+
+def test_a_sites_own_description_comes_first(root, tmp_path):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update={"sites": ("east",)}).to_yaml())
+    nodes = federated.grid(root, description=str(own))
+    assert "has no such site; there are: east" in answer(train(nodes, 11, federation))["problem"]
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+def test_memory_is_kept_at_the_site_and_follows_what_the_server_used(root):
+    """The second round goes on from the first one's F-reg, or starts afresh where the server did not use it."""
+    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "clients_per_round": 3}
+    federation = federated.simulator(root, federated.experiment(changes))
+    nodes = federated.grid(root)
+    first = Assignment(0, 1, 0, 2, 6)
+    second = Assignment(0, 2, 0, 2, 6)
+    received = federation.broadcast(first)
+    train(nodes, 11, federation, first, received)
+    kept = weights(train(nodes, 11, federation, second, received, remembered_round=1))
+    fresh = weights(train(nodes, 11, federation, second, received, remembered_round=0))
+    assert kept != fresh
+
+    train(nodes, 11, federation, first, received)
+    again = weights(train(federated.grid(root), 11, federation, second, received, remembered_round=1))
+    assert again == kept
+
+
+def test_a_lost_memory_is_told(root):
+    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "clients_per_round": 3}
+    federation = federated.simulator(root, federated.experiment(changes))
+    told = answer(train(federated.grid(root), 11, federation, remembered_round=4))
+    assert told["memory"] == "the memory of round 4 is lost; the client started afresh"
+
+
+def weights(reply):
+    return json.dumps(messages.unpack_state(reply.content, CPU)["theta"].tolist())

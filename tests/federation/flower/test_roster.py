@@ -1,0 +1,104 @@
+"""Who is connected, round after round."""
+
+import pytest
+
+import federated
+from feddure.errors import RunError
+from feddure.federation.flower import roster
+from feddure.federation.flower.roster import Roster
+from feddure.federation.server import Holding
+
+
+@pytest.fixture
+def root(tmp_path):
+    return federated.write_images(tmp_path)
+
+
+def make(nodes, said=None):
+    description = federated.DESCRIPTION
+    say = (said if said is not None else []).append
+    return Roster(nodes, description.sites, description.fingerprint(), "", 5.0, say)
+
+
+def asked(nodes):
+    return [message.metadata.dst_node_id for message in nodes.sent]
+
+
+def test_every_node_is_asked_once(root):
+    nodes = federated.grid(root)
+    found = make(nodes)
+    for _ in range(3):
+        found.update()
+    assert asked(nodes) == [11, 12, 13]
+    assert {client: member.site for client, member in found.members.items()} == dict(enumerate(federated.SITES))
+
+
+def test_a_node_that_was_started_again_is_asked_again(root):
+    nodes = federated.grid(root)
+    found = make(nodes)
+    found.update()
+    for file in list((root / "images" / "clients" / "south" / "unlabelled").iterdir())[:9]:
+        file.unlink()
+    nodes.started[12] = "again"
+    found.update()
+    assert asked(nodes) == [11, 12, 13, 12]
+    assert found.members[1].holding == Holding(26, 20)
+
+
+def test_a_node_that_is_gone_is_no_longer_a_member(root):
+    nodes, said = federated.grid(root), []
+    found = make(nodes, said)
+    found.update()
+    del nodes.contexts[12]
+    found.update()
+    assert sorted(found.members) == [0, 2]
+    assert said[-1] == "site 'south' is no longer connected"
+
+
+def test_a_refused_node_is_asked_again_after_a_while(root, monkeypatch):
+    nodes, said = federated.grid(root), []
+    (root / "images" / "clients" / "south" / "labelled" / "z").mkdir()
+    found = make(nodes, said)
+    found.update()
+    found.update()
+    assert "has no class 'z'" in found.refused[12]
+    assert asked(nodes).count(12) == 1
+    (root / "images" / "clients" / "south" / "labelled" / "z").rmdir()
+    monkeypatch.setattr(roster, "_ASK_AGAIN_SECONDS", 0.0)
+    found.update()
+    assert found.refused == {}
+    assert found.members[1].site == "south"
+
+
+def test_the_reason_for_a_refusal_is_said_once(root, monkeypatch):
+    monkeypatch.setattr(roster, "_ASK_AGAIN_SECONDS", 0.0)
+    nodes, said = federated.grid(root), []
+    (root / "images" / "clients" / "south" / "labelled" / "z").mkdir()
+    found = make(nodes, said)
+    for _ in range(3):
+        found.update()
+    assert asked(nodes).count(12) == 3
+    assert len([line for line in said if line.startswith("refused")]) == 1
+
+
+def test_whoever_is_missing_is_named_with_the_reasons(root):
+    nodes = federated.grid(root)
+    del nodes.contexts[11]
+    (root / "images" / "clients" / "south" / "labelled" / "z").mkdir()
+    with pytest.raises(
+        RunError, match=r"1 of 3 sites are connected \(not north, south\); site 'south': .*no class 'z'"
+    ):
+        make(nodes).wait(3, 0.1)
+
+
+def test_impossible_numbers_of_images_are_refused(root):
+    nodes = federated.grid(root)
+
+    def boast(message, reply):
+        reply.content.config_records["answer"]["labelled"] = -5
+        return reply
+
+    nodes.changes[12] = boast
+    found = make(nodes)
+    found.update()
+    assert found.refused[12] == "site 'south': it says that its number of 'labelled' is -5"
