@@ -52,15 +52,19 @@ class Loopback:
         )
 
     def __enter__(self) -> "Loopback":
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended then too
         return self
 
     def __exit__(self, *_: object) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not leave processes behind
         try:
             for name in list(self.processes):
                 self.kill(name)
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     # --- processes -----------------------------------------------------------------------------------
     def start_superlink(self) -> None:
