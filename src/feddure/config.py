@@ -70,7 +70,10 @@ class Server(_Section):
     beta2: float = Field(0.99, ge=0, lt=1, description="Decay of squared changes in the server's Adam.")
     epsilon: float = Field(1e-3, gt=0, description="Guard against division by zero in the server's Adam.")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="Decay per round of an averaged global model, evaluated beside it."
+        None,
+        gt=0,
+        lt=1,
+        description="Decay per round of an averaged global model, evaluated beside it; at 0.9 it needs some 30 rounds.",
     )
 
 

@@ -33,7 +33,8 @@ def run(
     ```text
     feddure run --preset demo                                  # minutes on two CPU cores
     feddure run --preset aaai24 --setting iid-iid --seed 1     # the paper's set-up, one GPU
-    feddure run --preset demo --method fedavg-sl --set server.ema=0.9
+    feddure run --preset demo --method fedavg-sl --set rounds=50
+    feddure run --preset aaai24 --set server.ema=0.9           # also test a model averaged over rounds
     feddure run --dataset folder:my/images --setting sites --model cnn --rounds 50
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
