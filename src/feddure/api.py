@@ -14,6 +14,7 @@ from feddure.data.sources.validation import check
 from feddure.errors import ConfigError
 from feddure.federation import runs
 from feddure.methods.base import Method
+from feddure.models.network import read_network
 from feddure.tracking import records
 from feddure.tracking.report import write_report
 from feddure.tracking.summary import Summary, summarise
@@ -46,7 +47,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained global model, ready to evaluate."""
-        return runs.load_model(self.folder)
+        return read_network(self.folder)[1]
 
     def report(self) -> Path:
         """(Re)make report.html and return its path."""

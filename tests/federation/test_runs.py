@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import folders
 import tiny
 from feddure import config
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, DataError, FeddureError, RunError
-from feddure.federation import runs
+from feddure.models.network import read_network
 from feddure.tracking import records
 from folders import LONG, contents, disk_is_full, execute, visible
 
@@ -67,23 +67,12 @@ def test_the_model_file_is_the_global_model(tmp_path):
     folder = execute(tmp_path / "run").folder
     expected = tiny.finished(tiny.experiment(), folders.IMAGES).model_state()
     tiny.assert_equal(load_file(folder / "model.safetensors"), expected)
-    module = runs.load_model(folder)
+    _, module = read_network(folder)
     assert not module.training
     with torch.no_grad():
         assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["feddure"])["classes"] == list("abcd")
-
-
-def test_no_model_before_the_run_has_finished(tmp_path):
-    with pytest.raises(RunError, match="has the run finished"):
-        runs.load_model(tmp_path)
-
-
-def test_a_model_of_another_program_is_refused(tmp_path):
-    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(RunError, match="not a model that feddure wrote"):
-        runs.load_model(tmp_path)
 
 
 def test_the_configuration_on_disk_is_plain_yaml(tmp_path):

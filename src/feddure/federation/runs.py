@@ -13,12 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn
 
 from feddure import config, environment
-from feddure import nn as networks
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
@@ -358,21 +355,3 @@ def pack_model(federation: Server) -> bytes:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
-
-
-def load_model(folder: Path) -> nn.Module:
-    """The trained global model of a finished run, in evaluation mode."""
-    path = folder / MODEL_FILE
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = checkpoint.read_header(file.metadata())
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as problem:
-        raise RunError(f"{path}: no model can be read ({problem}); has the run finished?") from None
-    if not header:
-        raise RunError(f"{path}: not a model that feddure wrote")
-    experiment = Experiment.model_validate(header["experiment"])
-    shape, classes = header["shape"], header["classes"]
-    module = networks.make(experiment.model, shape[2], len(classes), header["norm"], experiment.seed)
-    module.load_state_dict(tensors, strict=False)  # counters of batch norm are not part of a federation
-    return module.eval()

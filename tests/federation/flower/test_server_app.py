@@ -13,10 +13,10 @@ import federated
 import tiny
 from feddure import data
 from feddure.errors import ConfigError, RunError
-from feddure.federation import runs
 from feddure.federation.flower import server_app
 from feddure.federation.flower.messages import ANSWER, PARAMETERS, STATISTICS
 from feddure.federation.rounds import run
+from feddure.models.network import read_network
 from feddure.tracking import records
 from feddure.tracking.report import write_report
 
@@ -80,7 +80,7 @@ def test_the_run_folder_is_an_ordinary_one(root):
     assert found.finished
     assert found.experiment == server.experiment
     assert found.experiment.checkpoint_every == 1
-    model = runs.load_model(root / "run")
+    model = read_network(root / "run")[1]
     for name, tensor in server.model_state().items():
         assert torch.equal(model.state_dict()[name].double(), tensor.to(model.state_dict()[name].dtype).double())
     assert found.timing[0]["sites"].keys() == {found.metrics[0]["federation"]["sites"][i]["site"] for i in (0, 1)}
