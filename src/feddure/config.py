@@ -5,6 +5,7 @@ beside this module; anything in them can be changed with `--set key=value`.
 """
 
 import copy
+import difflib
 import hashlib
 import json
 from collections.abc import Iterable
@@ -19,6 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feddure.errors import ConfigError
 
 Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "sites"]
+
+# What other programs call some fields; for hints only.
+_OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "bs": ("labelled_batch", "unlabelled_batch"),
+    "batch_size": ("labelled_batch", "unlabelled_batch"),
+    "epochs": ("local_steps", "rounds"),
+}
 
 
 class _Section(BaseModel):
@@ -339,14 +348,26 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _explain(detail: Any) -> str:
     # pydantic adds the name of a union's branch to the location ("local_steps.int"); people know the field.
-    known = {key for key, _, _ in fields()} | {"options"}
+    known = [*(key for key, _, _ in fields()), "options"]
     location = [str(part) for part in detail["loc"]]
     key = next((k for n in range(len(location), 0, -1) if (k := ".".join(location[:n])) in known), ".".join(location))
     if detail["type"] == "extra_forbidden":
-        import difflib
-
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else "; `feddure config --fields` lists them all"
-        return f"unknown field '{key}'{hint}"
+        meant = [f"'{name}'" for name in _meant(key, known)]
+        hint = f"did you mean {' or '.join(meant)}?" if meant else "`feddure config --fields` lists them all"
+        return f"unknown field '{key}'; {hint}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{key}: {detail['input']!r} was given, {message}"
+
+
+def _meant(key: str, known: list[str]) -> list[str]:
+    """The fields that a person may have meant by a key that does not exist."""
+    section, _, name = key.rpartition(".")
+    names = _OTHER_NAMES.get(name, (name,))
+    inside = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == section}
+    exact = [inside[n] for n in names if n in inside] or [k for k in known if k.rpartition(".")[2] in names]
+    if exact:
+        return exact
+    if section and (close := difflib.get_close_matches(name, inside, n=1)):
+        return [inside[close[0]]]
+    sections = [] if section else dict.fromkeys(k.partition(".")[0] for k in known if "." in k)
+    return difflib.get_close_matches(key, [*known, *sections], n=1)

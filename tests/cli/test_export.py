@@ -29,7 +29,10 @@ def test_standard_output_is_the_file_and_nothing_else(tmp_path, kind, name):
     output, notes = invoke(folder, "--format", kind)
     assert output == f"{folder / name}\n"
     assert (folder / name).is_file()
-    assert "uint8 images [N, 1, 8, 8] to probabilities and logits [N, 4]" in notes
+    program = "uint8 images [N, 1, 8, 8] to probabilities and logits [N, 4]"
+    weights = "weights only, of a network for images [N, 1, 8, 8] and 4 classes"
+    assert (weights if kind == "safetensors" else program) in notes
+    assert (program if kind == "safetensors" else weights) not in notes
 
 
 def test_options(tmp_path):

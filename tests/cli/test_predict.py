@@ -111,6 +111,22 @@ def test_every_kind_of_file_says_the_same(run, photos):
             assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
 
 
+def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos, tmp_path, monkeypatch):
+    from feddure.models import predict
+
+    monkeypatch.setattr(predict, "classify", lambda *_, **__: pytest.fail("an image was classified"))
+    with pytest.raises(DataError, match=r"--csv .*x\.csv: there is no folder .*nope"):
+        invoke(run, photos, "--csv", tmp_path / "nope" / "x.csv")
+    with pytest.raises(DataError, match="is a folder; give the name of a file"):
+        invoke(run, photos, "--csv", tmp_path)
+
+
+def test_files_that_are_all_unreadable_are_exit_code_1(run, photos):
+    for file in photos.iterdir():
+        file.write_text("no picture")
+    assert "3 of 3 files could not be read" in invoke(run, photos, code=1)[1]
+
+
 def test_mistakes_are_explained(run, photos, tmp_path):
     with pytest.raises(RunError, match="no such run folder"):
         invoke(tmp_path / "nowhere", photos)

@@ -71,7 +71,7 @@ def test_claims_are_judged_by_what_is_there(tmp_path):
     synthetic.filled(tmp_path, wanted, lambda cell: 70.0 if cell.experiment.method == "feddure" else 50.0)
     told = reproduce("claims", "--out", tmp_path)
     assert "holds" in told
-    assert "not measured" in told
+    assert "claims are not measured yet" in told
     assert (tmp_path / "claims.html").exists()
 
 
@@ -85,6 +85,12 @@ def test_partitions_are_drawn(tmp_path):
     [
         (["--methods", "fedure"], "--methods fedure: expected one of"),
         (["--settings", "dir"], "--settings dir: expected one of iid-iid"),
+        (["--methods", "feddur"], "did you mean 'feddure'"),
+        (["--settings", "dirdir"], "did you mean 'dir-dir'"),
+        (["--methods", "fedavg,fedavg"], "--methods: fedavg was given twice; name each once"),
+        (["--settings", "dir-dir,dir-dir"], "--settings: dir-dir was given twice"),
+        (["--datasets", "cifar10,cifar10"], "--datasets: cifar10 was given twice"),
+        (["--seeds", "0,0"], "--seeds: 0 was given twice"),
         (["--seeds", "a"], "--seeds a: expected whole numbers"),
         (["--preset", "nothing"], "preset 'nothing' does not exist"),
         (["--set", "rounds=3"], "--set rounds: the study table1 sets this field itself"),
@@ -94,6 +100,37 @@ def test_partitions_are_drawn(tmp_path):
 def test_mistakes_are_explained_before_anything_is_done(words, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         reproduce("table1", *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_gamma_needs_dirichlet_shares(tmp_path):
+    with pytest.raises(ConfigError, match="expected iid-dir or dir-dir"):
+        reproduce("gamma", "--settings", "iid-iid", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "words", "option"),
+    [
+        ("claims", ["--rounds", "3"], "--rounds"),
+        ("claims", ["--preset", "aaai24"], "--preset"),
+        ("claims", ["--datasets", "cifar10"], "--datasets"),
+        ("claims", ["--set", "rounds=3"], "--set"),
+        ("theory", ["--seeds", "0"], "--seeds"),
+        ("partitions", ["--methods", "feddure"], "--methods"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(what, words, option, tmp_path):
+    with pytest.raises(ConfigError, match=f"{option} does not apply: {what} .*expected only --"):
+        reproduce(what, *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", ["claims", "theory", "partitions"])
+def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
+    told = reproduce(what, "--dry-run", "--out", tmp_path / "out")
+    assert told.startswith(what)
+    assert "cells" not in told
     assert not (tmp_path / "out").exists()
 
 

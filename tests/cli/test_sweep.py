@@ -127,6 +127,8 @@ def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
     assert "go on with: feddure" in stopped.stderr
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 1
     assert len(rows(tmp_path / "out" / "results.csv")) == 1
+    assert [row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")] == ["0", "", "", ""]
+    assert "3 cells are not measured" in stopped.stdout
     measured.clear()
     invoke("mine.yaml", "--out", "out")
     assert len(measured) == 3
@@ -142,6 +144,18 @@ def test_cells_of_another_folder_are_taken_over(tmp_path, measured):
     found = invoke("mine.yaml", "--out", "two", "--merge", "one")
     assert "one: 4 new cells taken over" in found.stderr
     assert len(measured) == 4
+
+
+def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_written(tmp_path):
+    write(tmp_path)
+    for words in ([], ["--dry-run"]):
+        with pytest.raises(RunError, match="absent: no measured cells are there"):
+            invoke("mine.yaml", "--out", "out", "--merge", "absent", *words)
+    (tmp_path / "damaged" / "cells").mkdir(parents=True)
+    (tmp_path / "damaged" / "cells" / "0.json").write_text("{")
+    with pytest.raises(RunError, match=r"0\.json: damaged"):
+        invoke("mine.yaml", "--out", "out", "--merge", "damaged")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("_undrawn")

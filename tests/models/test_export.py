@@ -259,6 +259,15 @@ def test_the_ending_decides_on_the_format(tmp_path):
         feddure.export(source)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [("onnx", "x.pt", "torchscript"), ("torchscript", "x.ONNX", "onnx"), ("onnx", "x.safetensors", "safetensors")],
+)
+def test_an_ending_of_another_format_is_refused(tmp_path, kind, name, meant):
+    with pytest.raises(ConfigError, match=rf"{name}: the ending means {meant}, but --format {kind} was given"):
+        feddure.export(tmp_path, tmp_path / name, format=kind)
+
+
 def test_an_existing_file_is_replaced_only_by_force(tmp_path):
     source = model_file(tmp_path / "model.safetensors")
     target = tmp_path / "mine.pt"
@@ -275,7 +284,7 @@ def test_an_existing_file_is_replaced_only_by_force(tmp_path):
     [
         ("model.safetensors", "is the model to export"),
         (".", "is a folder"),
-        ("no/such/folder.pt", "no such folder"),
+        ("no/such/folder.safetensors", "no such folder"),
     ],
 )
 def test_targets_that_are_refused(tmp_path, out, message):

@@ -9,7 +9,7 @@ import pytest
 import synthetic
 import tiny
 from feddure.errors import RunError
-from feddure.studies.cells import COLUMNS, Cell, Store, labels
+from feddure.studies.cells import COLUMNS, Cell, Store, labels, mean_of
 
 
 def cell(study="table1", **changes):
@@ -109,6 +109,32 @@ def test_two_halves_merge_to_the_table_of_the_whole(tmp_path):
 def test_merging_a_folder_without_cells_is_refused(tmp_path):
     with pytest.raises(RunError, match="no measured cells are there"):
         Store(tmp_path / "mine").merge(tmp_path)
+
+
+def test_a_damaged_cell_refuses_the_whole_merge(tmp_path):
+    theirs = Store(tmp_path / "theirs")
+    kept(theirs, *(cell(seed=seed) for seed in range(3)))
+    last = sorted((theirs.folder / "cells").iterdir())[-1]
+    last.write_text("{")
+    with pytest.raises(RunError, match=rf"{last.name}: damaged"):
+        Store(tmp_path / "mine").merge(theirs.folder)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        ((), "mean of last 10"),
+        ((12, 10), "mean of last 10"),
+        ((3, 3), "mean of all 3"),
+        ((1,), "its only evaluation"),
+        ((3, 12), "mean of last 10 or fewer"),
+    ],
+)
+def test_what_the_accuracy_is_the_mean_of(evaluations, said):
+    cells = [synthetic.measurement(50.0, rounds=5 * count) for count in evaluations]
+    assert mean_of(cells) == said
+    assert mean_of(cells, spelled_out=True) == (said if said.endswith("evaluation") else f"{said} evaluations")
 
 
 def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):

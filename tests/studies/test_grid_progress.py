@@ -66,6 +66,58 @@ def test_a_log_is_not_flooded():
     assert len(text.getvalue().splitlines()) == 2
 
 
+def said(cells, *groups):
+    """The lines of a log while these groups of cells begin, and then finish."""
+    text = io.StringIO()
+    watch = GridProgress(cells, Console(file=text, width=300), Clock())
+    for group in groups:
+        watch.group_begins([Training(cell) for cell in group])
+    for group in groups:
+        for one in group:
+            watch.cell_done(one, synthetic.measured(one, 42.0))
+    return text.getvalue().splitlines()
+
+
+def test_lines_tell_the_cells_of_a_sweep_apart():
+    rates = [0.1, 0.2]
+    cells = [
+        Cell(
+            "mine",
+            "demo",
+            experiment(rounds=10, **{"optimizer.learning_rate": rate}),
+            f"optimizer.learning_rate={rate}",
+        )
+        for rate in rates
+    ]
+    begun, other, done, _ = said(cells, cells[:1], cells[1:])
+    name = "fedavg, fashion-mini, dir-dir, optimizer.learning_rate=0.1, seed 0"
+    assert begun == f"{name}: training begins: 10 rounds"
+    assert "learning_rate=0.2" in other
+    assert done == f"{name}: 42.00 % (mean of all 2), 43.00 % (last), 1 s"
+    together = said(cells, cells)[0]
+    assert together.startswith(
+        "fedavg on fashion-mini (optimizer.learning_rate=0.1; optimizer.learning_rate=0.2) × 2: "
+    )
+    assert together.endswith("training begins: 10 rounds of 2 cells")
+
+
+def test_columns_in_which_cells_differ_are_said_and_no_others():
+    cells = [Cell("mine", "demo", experiment(**{"partition.gamma": g, "rounds": r})) for g, r in ((0.1, 2), (0.3, 4))]
+    first, second = said(cells, cells[:1], cells[1:])[:2]
+    assert first == "fedavg, fashion-mini, dir-dir, gamma=0.1 rounds=2, seed 0: training begins: 2 rounds"
+    assert "gamma=0.3 rounds=4" in second
+    settings = [Cell("mine", "demo", experiment(**{"partition.setting": s})) for s in ("iid-iid", "dir-dir")]
+    assert "gamma" not in "".join(said(settings, settings[:1], settings[1:]))
+
+
+def test_a_resumed_cell_says_where_it_goes_on():
+    watch, text, _ = progress()
+    federation = Training(cells()[0])
+    federation.round = 4
+    watch.group_begins([federation])
+    assert text.getvalue().endswith("training goes on after round 4: 10 rounds\n")
+
+
 def test_the_model_of_time_counts_what_costs():
     base = reference_seconds(experiment(method="fedavg-fixmatch"))
     assert reference_seconds(experiment(method="feddure")) > base

@@ -4,7 +4,7 @@ import pytest
 
 from feddure.errors import ConfigError
 from feddure.studies import grid
-from feddure.studies.reproduce import STUDIES, TABLE1, Request, cells
+from feddure.studies.reproduce import STUDIES, TABLE1, Request, cells, check_names, check_once
 
 
 def test_table_1_has_ninety_runs_a_data_set():
@@ -47,3 +47,24 @@ def test_changes_are_a_column_and_how_the_work_is_done_is_not():
 def test_what_a_study_sets_cannot_be_set_beside_it(study):
     with pytest.raises(ConfigError, match="--set seed: the study"):
         cells(study, Request(changes={"seed": 3}))
+
+
+@pytest.mark.parametrize("settings", [("iid-iid",), ("dir-dir", "iid-iid")])
+def test_gamma_is_not_varied_where_nothing_depends_on_it(settings):
+    with pytest.raises(ConfigError, match=r"--settings iid-iid: .*Dirichlet shares; expected iid-dir or dir-dir"):
+        cells("gamma", Request(settings=settings))
+    assert cells("labels", Request(settings=settings))
+
+
+@pytest.mark.parametrize(("option", "given", "twice"), [("--seeds", (0, 1, 0), "0"), ("--methods", ("a", "a"), "a")])
+def test_each_value_is_named_once(option, given, twice):
+    with pytest.raises(ConfigError, match=f"{option}: {twice} was given twice; name each once"):
+        check_once(option, given)
+    check_once(option, given[:1])
+
+
+def test_a_name_that_is_nearly_right_is_suggested():
+    with pytest.raises(ConfigError, match=r"--methods FedDur: expected one of .*; did you mean 'feddure'"):
+        check_names("--methods", ["FedDur"], TABLE1)
+    with pytest.raises(ConfigError, match=r"expected one of fedavg, .*feddure$"):
+        check_names("--methods", ["xyz"], TABLE1)

@@ -49,6 +49,36 @@ def test_without_a_measurement_a_chart_says_so():
     assert "not measured yet" in words(figures.figure(table({}, "figure1")))
 
 
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_legends_name_what_is_drawn():
+    assert legend(figures.figure(table(SEEDS[1]))) == [
+        "ours, mean of last 10 evaluations ± standard deviation over seeds",
+        "the paper's number",
+        "ours, labels only with matched steps",
+    ]
+    own = [synthetic.row("table1", "feddure", {0: 50.0}, dataset="fashion-mini")]
+    own[0].measured[0].__dict__["curve"] = own[0].measured[0].curve[-4:]
+    assert legend(figures.figure(own)) == ["ours, mean of all 4 evaluations"]
+    assert not any("paper" in text for text in words(figures.figure(own)))
+
+
+def test_long_names_stay_inside_the_figure():
+    options = "local_steps=2"
+    rows = [synthetic.row("table1", "fedavg-matched", SEEDS[0], options=options)]
+    lines = [
+        synthetic.row("gamma", method, SEEDS[0], options=options, value=0.5) for method in ("fedavg-matched", "feddure")
+    ]
+    figure, chart = figures.figure(rows), figures.figure(lines)
+    figure.draw_without_rendering()
+    chart.draw_without_rendering()
+    (name,) = figure.axes[0].get_yticklabels()
+    assert name.get_window_extent().x0 >= 0
+    assert chart.legends[0].get_window_extent().x1 <= chart.bbox.x1
+
+
 def test_a_line_is_broken_where_a_point_is_not_measured():
     line = figures.figure(chart(SEEDS[1], skip=(0.5,))).axes[0].lines[0]
     assert np.isnan(line.get_ydata()).tolist() == [False, True, False, False]
@@ -75,6 +105,15 @@ def test_signs_of_formulas_in_names_are_drawn_as_they_are():
 def test_a_method_looks_the_same_everywhere_and_different_from_the_others():
     looks = [(figures.look(name)["color"], figures.look(name)["linestyle"]) for name in TABLE1]
     assert len(set(looks)) == len(looks)
+
+
+def test_a_few_evaluations_are_drawn_one_by_one():
+    few = synthetic.row("figure1", "feddure", {0: 50.0})
+    few.measured[0].__dict__["curve"] = few.measured[0].curve[-1:]
+    for row, title, marker in ((few, "each evaluation", "o"), (table(SEEDS[0], "figure1")[0], "running mean of 5", "")):
+        (axes,) = figures.figure([row]).axes
+        assert title in axes.get_title(loc="left")
+        assert axes.lines[0].get_marker() == marker
 
 
 def test_seed_curves_meet_where_all_seeds_were_evaluated():

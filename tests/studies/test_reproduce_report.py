@@ -1,4 +1,4 @@
-"""What `reproduce` writes: whole files for any part that is measured, pages that need nothing, an index of all."""
+"""What `reproduce` writes of a study: whole files for any part that is measured, pages that need nothing."""
 
 import csv
 
@@ -7,7 +7,6 @@ from rich.console import Console
 
 import synthetic
 import tiny
-from feddure.errors import RunError
 from feddure.studies import reproduce, reproduce_report, theory, theory_report
 from feddure.studies.cells import Store
 
@@ -68,7 +67,6 @@ def test_nothing_measured_and_nothing_asked_are_no_errors(tmp_path):
     for wanted in (cells, []):
         assert reproduce_report.write("table1", wanted, store, tmp_path)
         assert "0 of" in printed(reproduce_report.show("table1", wanted, store))
-    assert reproduce_report.write_claims(tmp_path, store)
 
 
 def test_the_terminal_shows_ours_with_the_papers_number_and_the_difference(tmp_path):
@@ -77,6 +75,33 @@ def test_the_terminal_shows_ours_with_the_papers_number_and_the_difference(tmp_p
     text = printed(reproduce_report.show("table1", cells, store))
     assert "57.5 ± 0.7 (57.73, −0.2)" in text
     assert "6 of" in text
+
+
+def test_words_are_explained_below_the_first_table_and_only_those_that_are_there(tmp_path):
+    cells = reproduce.cells("table1", request(settings=("dir-dir",)))
+    store = synthetic.filled(tmp_path, cells, accuracy)
+    reproduce_report.write("table1", cells, store, tmp_path)
+    page, text = ((tmp_path / f"table1-aaai24.{end}").read_text() for end in ("html", "md"))
+    for found, table in ((page, "<table"), (text, "| method |")):
+        assert found.count("use every training label") == 1
+        first = found.index(table)
+        assert first < found.index("use every training label") < found.index("Fashion-MNIST", first)
+    told = printed(reproduce_report.show("table1", cells, store))
+    assert "with as many local steps as the semi-supervised methods" in told
+    assert "every training label" not in told
+    assert "(paper, ours − paper)" in told
+
+
+def test_another_presets_pages_have_its_own_data_sets_and_nothing_of_the_paper(tmp_path):
+    demo = {"preset": "demo", "datasets": ("fashion-mini",), "settings": ("dir-dir",)}
+    cells = reproduce.cells("table1", request(**demo))
+    store = synthetic.filled(tmp_path, cells, accuracy)
+    reproduce_report.write("table1", cells, store, tmp_path)
+    page, text = ((tmp_path / f"table1-demo.{end}").read_text() for end in ("html", "md"))
+    for found in (page, text, printed(reproduce_report.show("table1", cells, store))):
+        assert "Fashion-Mini" in found
+        assert "mean of all 6 evaluations" in found
+        assert not any(word in found for word in ("CIFAR-10", "Fashion-MNIST", "CINIC-10", "the paper"))
 
 
 def test_pages_escape_what_users_write(tmp_path):
@@ -108,40 +133,6 @@ def test_figure_1_has_its_curves_as_numbers(tmp_path):
     assert {line["seeds"] for line in lines} == {"1"}
 
 
-def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):
-    cells = [
-        cell
-        for preset in ("aaai24", "aaai24-fine")
-        for cell in reproduce.cells("table1", request(preset=preset, settings=("iid-dir",), seeds=(0, 1)))
-    ]
-    store = synthetic.filled(tmp_path, cells, lambda cell: accuracy(cell) + int(cell.hash, 16) % 7 / 10)
-    written = reproduce_report.write_claims(tmp_path, store)
-    assert {path.name for path in written} == {"claims.csv", "claims-comparisons.csv", "claims.md", "claims.html"}
-    with (tmp_path / "claims.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    gains = {line["preset"]: line["verdict"] for line in lines if line["claim"] == "gain over FedMatch"}
-    assert gains.keys() == {"aaai24", "aaai24-fine"}
-    assert "not measured" not in gains.values()
-    assert {line["preset"] for line in lines} == {"aaai24", "aaai24-fine", "any"}
-    assert "Preset aaai24-fine" in self_contained(tmp_path / "claims.html")
-    assert "gain over FedMatch" in (tmp_path / "claims.md").read_text()
-    assert "does not hold" in printed(reproduce_report.show_claims(reproduce_report.all_claims(store, tmp_path)))
-
-
-def test_the_index_links_what_lies_there_and_spares_a_readme_of_others(tmp_path):
-    cells = reproduce.cells("table2", request(methods=("feddure",)))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    reproduce_report.write("table2", cells, store, tmp_path)
-    assert 'href="table2-aaai24.html"' in self_contained(tmp_path / "index.html")
-    assert "(table2-aaai24.html)" in (tmp_path / "README.md").read_text()
-    assert "table1" not in (tmp_path / "README.md").read_text()
-    reproduce_report.write_claims(tmp_path, store)
-    assert "(claims.html)" in (tmp_path / "README.md").read_text()
-    (tmp_path / "README.md").write_text("mine")
-    reproduce_report.write_index(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "mine"
-
-
 def test_partitions_are_counted_and_drawn(tmp_path, monkeypatch):
     images = tiny.dataset(size=6000, classes=10, name="tiny")
     monkeypatch.setattr(reproduce_report.data, "load", lambda *_, **__: images)
@@ -166,11 +157,5 @@ def test_theory_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(theory_report, "summary", lambda study: {})
     monkeypatch.setattr(theory_report, "write", lambda study, folder, report: (folder / "theory.json").write_text("{}"))
     for _ in range(2):
-        assert tmp_path / "theory.md" in reproduce_report.write_theory(tmp_path)
+        assert reproduce_report.write_theory(tmp_path)[-1] == tmp_path / "theory.html"
     assert asked == [(4096, 3, 16.0)]
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="file"):
-        reproduce_report.write("table1", [], Store(tmp_path), tmp_path / "file")

@@ -5,7 +5,7 @@ import pytest
 import synthetic
 from feddure.studies import reproduce
 from feddure.studies.cells import Store
-from feddure.studies.reproduce_rows import difference, gather, is_apart, rows, signed, stem
+from feddure.studies.reproduce_rows import Row, difference, gather, is_apart, mean_of, rows, signed, stem
 
 
 def request(**fields):
@@ -45,7 +45,7 @@ def test_differences_from_labels_only_are_paired_by_seed(tmp_path):
     assert beyond.mean == pytest.approx(2.0)
     assert beyond.seeds == 3
     assert beyond.low == pytest.approx(2.0 - 4.3027 * 0.75**0.5 / 3**0.5, abs=1e-3)
-    assert find(found, "fedavg-matched", setting="dir-dir").beyond_labels is None
+    assert find(found, "fedavg-matched", dataset="cifar10", setting="dir-dir").beyond_labels is None
 
 
 def test_a_study_without_labels_only_cells_finds_them_among_the_others(tmp_path):
@@ -64,7 +64,7 @@ def test_what_is_not_measured_is_missing_and_has_no_number(tmp_path):
     assert (row.seeds, row.missing) == ((1,), (0, 2))
     assert row.last10.deviation is None
     assert row.beyond_labels is None
-    empty = find(found, "fedavg-matched", setting="dir-dir")
+    empty = find(found, "fedavg-matched", dataset="cifar10", setting="dir-dir")
     assert (empty.last10, empty.last, empty.averaged, empty.local_steps, empty.from_paper) == (None,) * 5
     assert empty.missing == (0, 1, 2)
 
@@ -74,6 +74,32 @@ def test_every_number_of_the_papers_table_has_a_row(tmp_path):
     cinic = find(found, "feddure", dataset="cinic10", setting="dir-dir")
     assert (cinic.paper, cinic.seeds, cinic.missing) == (46.43, (), ())
     assert sum(row.paper is not None for row in found) == 81
+    assert sum(row.paper is not None for row in rows(reproduce.cells("table2", request()), Store(tmp_path))) == 21
+
+
+def test_a_data_set_with_the_papers_numbers_alone_has_a_row_for_labels_only_training_too(tmp_path):
+    found = rows(reproduce.cells("table1", request()), Store(tmp_path))
+    methods = [row.method for row in found if (row.dataset, row.setting) == ("cinic10", "dir-dir")]
+    assert methods == list(reproduce.TABLE1)
+
+
+@pytest.mark.parametrize("fields", [{"preset": "demo", "datasets": ("fashion-mini",)}, {"rounds": 20}])
+def test_experiments_that_are_not_the_papers_stand_alone(tmp_path, fields):
+    asked = reproduce.cells("table1", request(seeds=(0,), **fields))
+    store = synthetic.filled(tmp_path, asked, by_seed)
+    found = rows(gather("table1", asked, store), store)
+    assert {row.dataset for row in found} == {asked[0].experiment.dataset}
+
+
+def test_a_mean_is_named_as_in_a_runs_summary():
+    def of(*rounds):
+        measured = {seed: synthetic.measurement(50.0, rounds=number) for seed, number in enumerate(rounds)}
+        return mean_of([Row("table1", "aaai24", "cifar10", "dir-dir", "feddure", measured=measured)])
+
+    assert of(200) == of() == "mean of last 10 evaluations"
+    assert of(20, 20) == "mean of all 4 evaluations"
+    assert of(1) == "its only evaluation"
+    assert of(20, 200) == "mean of all 4 evaluations or mean of last 10 evaluations"
 
 
 def test_charts_have_values_on_their_axis_and_no_number_of_the_paper(tmp_path):

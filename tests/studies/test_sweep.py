@@ -96,8 +96,10 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"preset": None}, ConfigError, "expected preset or config"),
         ({"config": "a.yaml"}, ConfigError, "expected preset or config, one of them"),
         ({"preset": 3}, ConfigError, "preset: 3 was given, expected a name"),
-        ({"preset": "dmeo"}, ConfigError, "preset 'dmeo' does not exist"),
-        ({"preset": None, "config": "absent.yaml"}, ConfigError, "absent.yaml: cannot be read"),
+        ({"preset": "dmeo"}, ConfigError, r"rates\.yaml: preset 'dmeo' does not exist"),
+        ({"preset": None, "config": "absent.yaml"}, ConfigError, r"yaml: config: \S+absent.yaml: cannot be read"),
+        ({"set": {"rounds": "many"}}, ConfigError, r"rates\.yaml: set: rounds: 'many' was given"),
+        ({"set": {"dataset": "fashion-minny"}}, DataError, r"rates\.yaml: set: .* did you mean 'fashion-mini'"),
         ({"grid": None}, ConfigError, "expected grid or cases"),
         ({"grid": [1]}, ConfigError, r"grid: \[1\] was given, expected fields"),
         ({"set": 3}, ConfigError, "set: 3 was given, expected fields"),
@@ -106,6 +108,7 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"grid": {"rounds": [5, 6, 5]}}, ConfigError, r"grid\.rounds: 5 was given twice"),
         ({"grid": {"optimizer.learning_rate": [0.001, "1e-3"]}}, ConfigError, "0.001 was given twice"),
         ({"grid": {"optimizer.learnin_rate": [1]}}, ConfigError, r"did you mean 'optimizer\.learning_rate'"),
+        ({"grid": {"optimizer.lr": [1]}}, ConfigError, r"grid \(.*\): .* did you mean 'optimizer\.learning_rate'"),
         ({"grid": {"optimizer": [1]}}, ConfigError, r"'optimizer' is a section; .* such as optimizer\.learning_rate"),
         ({"grid": {"clients_per_round": [2, "many"]}}, ConfigError, r"\(clients_per_round: many\): clients_per_round"),
         ({"grid": {"clients_per_round": [2, 11]}}, ConfigError, "clients_per_round is 11 but partition.clients is 10"),
@@ -123,13 +126,55 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"cases": [{"name": "a"}, {"name": "a"}]}, ConfigError, "the name 'a' was given twice"),
         ({"cases": [{"name": "a", "method": "fedavg"}]}, ConfigError, "case 'a': method is in grid too"),
         ({"cases": [{"name": "a", "rounds": 3}]}, ConfigError, "case 'a': rounds is in set too"),
-        ({"cases": [{"name": "a", "norm": "layer"}]}, ConfigError, r"case 'a': grid \(.*\): norm: 'layer' was given"),
+        ({"cases": [{"name": "a", "norm": "layer"}]}, ConfigError, r"yaml: case 'a': norm: 'layer' was given"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_file_and_the_key(tmp_path, changes, error, match):
     with pytest.raises(error, match=match) as caught:
         read(tmp_path, **changes)
     assert str(caught.value).startswith(f"{tmp_path / 'rates.yaml'}: ")
+
+
+def test_mistakes_in_two_places_are_told_one_after_the_other(tmp_path):
+    with pytest.raises(ConfigError, match=r"yaml: set: rounds: 'many' was given") as caught:
+        read(tmp_path, set={"rounds": "many"}, grid={"optimizer.lr": [1]})
+    assert "optimizer.lr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "axis"),
+    [
+        ({"method": "fedavg"}, "fixmatch.threshold"),
+        ({"method": "fedavg-uda"}, "feddure.threshold"),
+        ({"method": "feddure"}, "fedmatch.threshold"),
+        ({"partition.setting": "iid-iid"}, "partition.gamma"),
+        ({"partition.setting": "fedmatch"}, "partition.gamma"),
+    ],
+)
+def test_fields_that_nothing_reads_tell_no_experiments_apart(tmp_path, fixed, axis):
+    with pytest.raises(ConfigError, match=r"0\.9' and .* 0\.95' are the same experiment.* in cases"):
+        read(tmp_path, set=fixed, grid={axis: [0.9, 0.95]})
+
+
+@pytest.mark.parametrize(
+    ("fixed", "axis"),
+    [
+        ({"method": "fedprox-fixmatch"}, "fixmatch.threshold"),
+        ({"method": "c-reg"}, "feddure.threshold"),
+        ({"method": "baseline+maml"}, "fixmatch.threshold"),
+        ({"partition.setting": "iid-dir"}, "partition.gamma"),
+        ({"method": "feddure.methods.fedavg:FedAvg"}, "fixmatch.threshold"),  # by import path it could be anything
+    ],
+)
+def test_fields_that_are_read_do(tmp_path, fixed, axis):
+    assert len(read(tmp_path, set=fixed, grid={axis: [0.9, 0.95]}).points) == 2
+
+
+def test_a_field_that_is_right_only_together_with_the_grid(tmp_path):
+    found = read(tmp_path, set={"clients_per_round": 12}, grid={"partition.clients": [12, 15]})
+    assert [point.cells[0].experiment.partition.clients for point in found.points] == [12, 15]
+    with pytest.raises(ConfigError, match=r"rates\.yaml: grid \(partition\.clients: 11\): clients_per_round is 12"):
+        read(tmp_path, set={"clients_per_round": 12}, grid={"partition.clients": [12, 11]})
 
 
 @pytest.mark.parametrize(
@@ -179,3 +224,10 @@ def test_a_damaged_plan_and_a_file_in_the_folders_place(tmp_path):
         sweep.open_folder(read(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match="a file is there"):
         sweep.check_folder(read(tmp_path), tmp_path / "rates.yaml")
+
+
+def test_a_sweeps_folder_is_refused_to_other_studies(tmp_path):
+    sweep.expect_no_sweep(tmp_path / "out")
+    sweep.open_folder(read(tmp_path), tmp_path / "out")
+    with pytest.raises(RunError, match=r"out: the folder belongs to a sweep, see .*sweep\.yaml; choose another --out"):
+        sweep.expect_no_sweep(tmp_path / "out")

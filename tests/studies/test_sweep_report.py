@@ -161,6 +161,22 @@ def test_the_figure_has_a_name_for_each_combination(tmp_path):
     assert [label.get_text() for label in axes.get_yticklabels()] == [row.point.name for row in rows]
 
 
+def test_young_cells_are_not_said_to_have_ten_evaluations(tmp_path):
+    wanted, store = make(tmp_path, RATES)
+    for point in wanted.points:
+        keep(store, point, 0.3, 0.4, 0.5)
+    sweep_report.write(wanted, store)
+    rows = sweep_report.leaderboard(wanted, store)
+    for text in (
+        (store.folder / "leaderboard.md").read_text(),
+        (store.folder / "report.html").read_text(),
+        str(sweep_report.brief(wanted, rows)),
+        sweep_figures.leaderboard(wanted, rows).axes[0].get_xlabel(),
+    ):
+        assert "its only evaluation" in text
+        assert not re.search(r"last (10|ten)", text)
+
+
 def test_rows_are_values(tmp_path):
     wanted, _ = make(tmp_path, RATES)
     empty = sweep_report.Row(wanted.points[0], {})

@@ -37,6 +37,7 @@ def export(
     ```
     """
     from feddure.models.export import export as write_model  # torch takes seconds: only when it is needed
+    from feddure.models.load import detect
     from feddure.models.network import model_file, parse_safetensors, read_bytes
 
     target = write_model(run, out, format=kind, ema=ema, force=force)
@@ -44,5 +45,8 @@ def export(
     about, _ = parse_safetensors(read_bytes(path), path)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"{about.model}: uint8 images [N, {shape}] to probabilities and logits [N, {classes}]")
+    if detect(read_bytes(target)) == "safetensors":
+        console.print(f"{about.model}: weights only, of a network for images [N, {shape}] and {classes} classes")
+    else:
+        console.print(f"{about.model}: uint8 images [N, {shape}] to probabilities and logits [N, {classes}]")
     print(target)

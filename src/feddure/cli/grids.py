@@ -3,7 +3,7 @@
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,15 @@ Ray = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and about how long it takes.")]
 
 
+def check_merge(folders: Sequence[Path] | None) -> None:
+    """Refuse folders that cannot be taken over, before anything is written."""
+    from feddure.studies.cells import RESULTS, finished_cells, read_rows
+
+    for folder in folders or ():
+        finished_cells(folder)
+        read_rows(folder / RESULTS)
+
+
 def merge_all(folders: Sequence[Path] | None, store: "Store") -> None:
     """Take over the finished cells of other folders."""
     for folder in folders or ():
@@ -36,9 +45,17 @@ def merge_all(folders: Sequence[Path] | None, store: "Store") -> None:
 
 
 def measure(
-    cells: "Sequence[Cell]", store: "Store", data_dir: Path | None, together: int | None, ray: str | None
+    cells: "Sequence[Cell]",
+    store: "Store",
+    data_dir: Path | None,
+    together: int | None,
+    ray: str | None,
+    when_stopped: Callable[[], None] | None = None,
 ) -> None:
-    """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on."""
+    """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on.
+
+    `when_stopped` reports on what is finished, before Ctrl-C ends the command; by default results.csv is written.
+    """
     from feddure import data
     from feddure.studies import grid
     from feddure.studies.grid_progress import GridProgress
@@ -66,8 +83,11 @@ def measure(
     except (grid.GridStopped, KeyboardInterrupt) as asked:
         stopped = asked if isinstance(asked, grid.GridStopped) else grid.GridStopped(signal.SIGINT)
         progress.close()
-        store.tabulate(cells)
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
+        if when_stopped is not None:
+            when_stopped()
+        else:
+            store.tabulate(cells)
         raise typer.Exit(stopped.exit_code) from None
     finally:
         progress.close()
@@ -79,13 +99,13 @@ def measure(
 def show_estimate(cells: "Sequence[Cell]", store: "Store") -> None:
     """How much is left to measure, and about how long it takes."""
     from feddure.studies import grid, grid_cost
-    from feddure.tracking.summary import duration
 
     left = grid.unmeasured(cells, store)
-    estimate = grid_cost.estimate(left, store.measurements())
-    here = "at the speed of the cells measured on this hardware"
-    by = here if estimate.measured_here else f"on one {grid_cost.REFERENCE}"
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{len(left)} of {len(cells)} cells to measure, about {duration(estimate.seconds)} {by}")
-    if left and not estimate.measured_here:
-        console.print("this hardware has not measured any cell yet: the first ones will tell how long it takes here")
+    if not left:
+        console.print(f"0 of {len(cells)} cells to measure")
+        return
+    estimate = grid_cost.estimate(left, store.measurements())
+    console.print(f"{len(left)} of {len(cells)} cells to measure, {estimate.text}")
+    if estimate.warning:
+        console.print(estimate.warning)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,6 +52,8 @@ def predict(
     from feddure.models.load import load_model  # torch takes seconds: only when it is needed
     from feddure.models.predict import classify, find_images
 
+    if csv_file is not None:
+        _check_csv(csv_file)
     files = find_images(images)
     trained = load_model(model, device=device, ema=ema)
     found = []
@@ -63,6 +66,18 @@ def predict(
     if csv_file is not None:
         _write_csv(csv_file, found, trained.classes)
     _name_unreadable(found)
+
+
+def _check_csv(path: Path) -> None:
+    """Refuse a place where no file can be written, before an hour of images is classified."""
+    from feddure.errors import DataError
+
+    if path.is_dir():
+        raise DataError(f"--csv {path}: is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise DataError(f"--csv {path}: there is no folder {path.parent}; make it, or choose another file")
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"--csv {path}: nothing may be written into {path.parent}; choose another file")
 
 
 def _record(prediction: "Prediction", top: int) -> dict[str, Any]:

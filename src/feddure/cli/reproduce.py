@@ -15,6 +15,7 @@ from feddure.cli.grids import DryRun, Merge, Ray, Together
 from feddure.cli.lists import names, numbers
 from feddure.cli.options import DataDir, Sets
 from feddure.cli.theory import theory_progress
+from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
     from feddure.studies.cells import Cell, Store
@@ -35,7 +36,25 @@ class What(StrEnum):
     all = "all"
 
 
+# What trains nothing has few options: these, and what a dry run says of it.
+_TRAINS_NOTHING = {
+    What.partitions: (
+        {"datasets", "data_dir", "out", "merge"},
+        "partitions trains nothing: it deals the images of a data set to clients and draws who owns which",
+    ),
+    What.theory: (
+        {"out", "merge"},
+        "theory trains no federation: it measures the theorems on a small network, which takes minutes",
+    ),
+    What.claims: (
+        {"out", "merge"},
+        "claims measures nothing: it judges what the other studies have measured into --out and --merge",
+    ),
+}
+
+
 def reproduce(
+    context: typer.Context,
     what: Annotated[What, typer.Argument(help="A table, figure or chart of the paper, its claims, or all of it.")],
     datasets: Annotated[
         str | None, typer.Option("--datasets", metavar="A,B", help="Data sets; default: CIFAR-10 and Fashion-MNIST.")
@@ -80,9 +99,10 @@ def reproduce(
     """
     from feddure import config
     from feddure import methods as known_methods
-    from feddure.studies import reproduce
+    from feddure.studies import reproduce, sweep
     from feddure.studies.cells import Store
 
+    _check_options(what, context)
     request = reproduce.Request(
         preset=preset,
         datasets=names("--datasets", datasets),
@@ -94,15 +114,35 @@ def reproduce(
     )
     reproduce.check_names("--settings", request.settings, reproduce.SETTINGS)
     reproduce.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)
+    for option in ("datasets", "settings", "methods", "seeds"):
+        reproduce.check_once(f"--{option}", getattr(request, option))
     studies = [name for name in reproduce.STUDIES if what in (name, "all")]
     cells = [cell for name in studies for cell in reproduce.cells(name, request)]
+    sweep.expect_no_sweep(out)
+    grids.check_merge(merge)
     store = Store(out)
     if dry_run:
-        _show_plan(cells, store)
+        if what in _TRAINS_NOTHING:
+            print(_TRAINS_NOTHING[what][1])
+        else:
+            _show_plan(cells, store)
         return
     grids.merge_all(merge, store)
     grids.measure(cells, store, data_dir, together, ray)
     _write(what, studies, cells, store, request.datasets, data_dir)
+
+
+def _check_options(what: What, context: typer.Context) -> None:
+    """Refuse options that would change nothing."""
+    if what not in _TRAINS_NOTHING:
+        return
+    accepted, about = _TRAINS_NOTHING[what]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT" and name not in accepted | {"what", "dry_run"}:
+            options = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(accepted))
+            raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
 
 
 def _write(
@@ -113,7 +153,7 @@ def _write(
     datasets: Sequence[str],
     data_dir: Path | None,
 ) -> None:
-    from feddure.studies import reproduce_report
+    from feddure.studies import reproduce_claims_report, reproduce_report
 
     console = Console(highlight=False)
     written: list[Path] = []
@@ -130,8 +170,8 @@ def _write(
         with theory_progress() as progress:
             written += reproduce_report.write_theory(store.folder, progress)[-1:]
     if what in ("claims", "all"):
-        written += reproduce_report.write_claims(store.folder, store)
-        for part in reproduce_report.show_claims(reproduce_report.all_claims(store, store.folder)):
+        written += reproduce_claims_report.write_claims(store.folder, store)
+        for part in reproduce_claims_report.show_claims(reproduce_claims_report.all_claims(store, store.folder)):
             console.print(part)
     for path in dict.fromkeys(written):
         console.print(f"wrote {path}", markup=False, soft_wrap=True)

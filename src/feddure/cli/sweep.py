@@ -61,18 +61,24 @@ def sweep(
     ```
     """
     from feddure.studies import sweep as study
-    from feddure.studies import sweep_report
     from feddure.studies.cells import Store
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     study.check_folder(wanted, folder)
+    grids.check_merge(merge)
     if dry_run:
         _show_plan(wanted, Store(folder))
         return
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store)
-    grids.measure(wanted.cells(), store, data_dir, together, ray)
+    grids.measure(wanted.cells(), store, data_dir, together, ray, lambda: _report(wanted, store))
+    _report(wanted, store)
+
+
+def _report(wanted: "Sweep", store: "Store") -> None:
+    from feddure.studies import sweep_report
+
     files = sweep_report.write(wanted, store)
     _show(wanted, store)
     console = Console(soft_wrap=True, markup=False, highlight=False)
@@ -88,7 +94,7 @@ def _show(wanted: "Sweep", store: "Store") -> None:
     table = Table(
         title=escape(wanted.name),
         title_justify="left",
-        caption=escape(sweep_report.explanation(wanted)),
+        caption=escape(sweep_report.explanation(wanted, rows)),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

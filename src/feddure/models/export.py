@@ -70,6 +70,12 @@ def _format(given: str | None, out: Path | None) -> str:
         return found[0]
     if given not in WRITERS:
         raise ConfigError(f"format '{given}': expected one of {names}")
+    other = next((kind for kind, suffix in SUFFIXES.items() if out is not None and out.suffix.lower() == suffix), given)
+    if other != given:
+        raise ConfigError(
+            f"{out}: the ending means {other}, but --format {given} was given; end it in {SUFFIXES[given]}, "
+            "or leave out --format"
+        )
     return given
 
 

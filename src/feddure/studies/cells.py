@@ -21,6 +21,8 @@ from feddure.data import recipes
 from feddure.data.sources import find_source
 from feddure.errors import RunError
 from feddure.files import write_whole
+from feddure.tracking.records import Record
+from feddure.tracking.summary import LAST, summarise
 
 CELLS, UNFINISHED, RESULTS = "cells", "unfinished", "results.csv"
 
@@ -84,6 +86,10 @@ class Measurement:
     diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
     bytes_per_round: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+
+    def evaluations(self) -> list[Record]:
+        """The evaluations of the global model, as a run records them."""
+        return [{"round": number, "test": {"accuracy": share}} for number, share, _ in self.curve]
 
     def columns(self) -> dict[str, Any]:
         """The columns of results.csv that say what was found."""
@@ -186,18 +192,16 @@ class Store:
 
     def merge(self, other: Path) -> int:
         """Take over the finished cells of another folder, and the rows of its results; returns how many were new."""
-        if not (other / CELLS).is_dir():
-            raise RunError(f"{other}: no measured cells are there; expected a folder that `reproduce` or `sweep` wrote")
+        found = finished_cells(other)
+        rows = {**read_rows(other / RESULTS), **read_rows(self.folder / RESULTS)}
         _make(self.folder / CELLS)
         new = 0
-        for path in sorted((other / CELLS).glob("*.json")):
-            target = self.folder / CELLS / path.name
+        for name, measurement in found.items():
+            target = self.folder / CELLS / name
             if not target.exists():
-                found = _read(path)
-                assert found is not None
-                write_whole(target, _pack(found), RunError)
+                write_whole(target, _pack(measurement), RunError)
                 new += 1
-        self._write_rows({**read_rows(other / RESULTS), **read_rows(self.folder / RESULTS)})
+        self._write_rows(rows)
         return new
 
     def tabulate(self, cells: Iterable[Cell]) -> None:
@@ -217,6 +221,21 @@ class Store:
         writer.writerows(rows.values())
         _make(self.folder)
         write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
+
+
+def finished_cells(folder: Path) -> dict[str, Measurement]:
+    """All finished cells of a folder by the name of their file; a folder without, or a damaged cell, is refused."""
+    if not (folder / CELLS).is_dir():
+        raise RunError(f"{folder}: no measured cells are there; expected a folder that `reproduce` or `sweep` wrote")
+    found = {path.name: _read(path) for path in sorted((folder / CELLS).glob("*.json"))}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def mean_of(measured: Iterable[Measurement], spelled_out: bool = False) -> str:
+    """What `accuracy_last10` of these cells is the mean of; `spelled_out` says of what even outside a table."""
+    found = {summarise(one.evaluations()).mean_of for one in measured} or {f"mean of last {LAST}"}
+    text = f"mean of last {LAST} or fewer" if len(found) > 1 else found.pop()
+    return f"{text} evaluations" if spelled_out and not text.endswith("evaluation") else text
 
 
 def read_rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:

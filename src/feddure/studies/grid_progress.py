@@ -8,12 +8,16 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from feddure.studies.cells import Cell, Measurement
+from feddure.config import Experiment
+from feddure.studies.cells import Cell, Measurement, mean_of
 from feddure.studies.grid_cost import reference_seconds
 from feddure.tracking.console import Federation
 from feddure.tracking.records import Record
 
 _PLAIN_SECONDS = 30.0  # between two lines of a log
+_MOST_NAMED = 3  # different cells of a group whose changes are said
+_COLUMNS = ("gamma", "labels", "clients_per_round", "rounds")  # of results.csv, which a cell's options leave out
+_WIDEST = 60  # characters of a group's name beside its bar
 
 
 class GridProgress:
@@ -29,6 +33,7 @@ class GridProgress:
         self._spoke = self._began - _PLAIN_SECONDS
         self._total = len(cells)
         self._done = 0
+        self._changes = _changes(cells)
         self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
         self._work = max(sum(self._costs.values()), 1e-9)
         self._worked = 0.0  # of the work above, in finished cells
@@ -50,13 +55,12 @@ class GridProgress:
         """Some cells start to train side by side."""
         self._group = {id(f): (reference_seconds(f.experiment), f.round / f.experiment.rounds) for f in federations}
         self._accuracy = {}
-        methods = ", ".join(dict.fromkeys(f.experiment.method for f in federations))
-        many = f" × {len(federations)}" if len(federations) > 1 else ""
-        self._name = f"{methods} on {federations[0].experiment.dataset}{many}"
+        self._name = self._group_name([f.experiment for f in federations])
         if self._bars:
-            self._bars.update(self._now, description=self._name, completed=0, text="", visible=True)
+            short = self._name if len(self._name) <= _WIDEST else f"{self._name[: _WIDEST - 1]}…"
+            self._bars.update(self._now, description=short, completed=0, text="", visible=True)
         else:
-            self._say(f"{self._name}: training begins", at_once=True)
+            self._say(f"{self._name}: {_extent(federations)}", at_once=True)
 
     def round_done(self, federation: Federation, record: Record, seconds: float) -> None:
         """A federation under way has finished a round."""
@@ -78,11 +82,10 @@ class GridProgress:
         self._done += 1
         self._worked += self._costs.get(cell.hash, 0.0)
         self._group = {}
-        e = cell.experiment
+        name = self._cell_name(cell.experiment)
         line = (
-            f"{e.method}, {e.dataset}, {e.partition.setting}, seed {e.seed}: "
-            f"{100 * measurement.accuracy_last10:.2f} % (last 10), {100 * measurement.accuracy_last:.2f} % (last), "
-            f"{measurement.seconds:.0f} s"
+            f"{name}: {100 * measurement.accuracy_last10:.2f} % ({mean_of([measurement])}), "
+            f"{100 * measurement.accuracy_last:.2f} % (last), {measurement.seconds:.0f} s"
         )
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._bars:
@@ -92,6 +95,23 @@ class GridProgress:
         """Give the terminal back."""
         if self._bars:
             self._bars.stop()
+
+    def _group_name(self, experiments: Sequence[Experiment]) -> str:
+        if len(experiments) == 1:
+            return self._cell_name(experiments[0])
+        methods = ", ".join(dict.fromkeys(e.method for e in experiments))
+        changes = list(filter(None, dict.fromkeys(map(self._changed, experiments))))
+        more = ["…"] if len(changes) > _MOST_NAMED else []
+        said = f" ({'; '.join([*changes[:_MOST_NAMED], *more])})" if changes else ""
+        return f"{methods} on {experiments[0].dataset}{said} × {len(experiments)}"
+
+    def _cell_name(self, experiment: Experiment) -> str:
+        e = experiment
+        parts = (e.method, e.dataset, e.partition.setting, self._changed(e), f"seed {e.seed}")
+        return ", ".join(filter(None, parts))
+
+    def _changed(self, experiment: Experiment) -> str:
+        return self._changes.get(Cell("", "", experiment).hash, "")
 
     @property
     def _finished(self) -> float:
@@ -113,3 +133,29 @@ class GridProgress:
         if at_once or self._clock() - self._spoke >= _PLAIN_SECONDS:
             self._spoke = self._clock()
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _changes(cells: Sequence[Cell]) -> dict[str, str]:
+    """What tells each cell from the others beyond method, data set, setting and seed, by its hash."""
+    found = [cell.coordinates() for cell in cells]
+    values: dict[tuple[str, str], set[object]] = {}
+    for place in found:
+        for name in _COLUMNS:
+            values.setdefault((place["dataset"], name), set()).add(place[name])
+    changes = {}
+    for cell, place in zip(cells, found, strict=True):
+        varied = [name for name in _COLUMNS if len(values[place["dataset"], name] - {""}) > 1 and place[name] != ""]
+        own = [f"{name}={place[name]}" for name in varied if name not in cell.options]
+        changes[cell.hash] = " ".join(filter(None, [*own, cell.options]))
+    return changes
+
+
+def _extent(federations: Sequence[Federation]) -> str:
+    """How much there is to train, and how much of it is done."""
+    rounds = sorted({federation.experiment.rounds for federation in federations})
+    many = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
+    text = f"{many} round{'' if rounds == [1] else 's'}"
+    if len(federations) > 1:
+        text += f" of {len(federations)} cells"
+    done = min(federation.round for federation in federations)
+    return f"training goes on after round {done}: {text}" if done else f"training begins: {text}"

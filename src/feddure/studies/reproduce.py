@@ -3,6 +3,7 @@
 Studies share cells: table 1's FedDure under DIR-DIR is also a point of every chart, and is measured once.
 """
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,8 @@ STUDIES: dict[str, Study] = {
 def cells(name: str, request: Request) -> list[Cell]:
     """The cells of a study: data set by data set and seed by seed, so that what comes first is complete first."""
     study = STUDIES[name]
+    if study.axis == "gamma":
+        _check_gamma(request.settings)
     found = []
     for dataset in request.datasets or study.datasets:
         for seed in request.seeds:
@@ -123,4 +126,23 @@ def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None
     known = tuple(known)
     for name in given:
         if name not in known:
-            raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}")
+            close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}{hint}")
+
+
+def check_once(option: str, given: Sequence[object]) -> None:
+    """Refuse a value that was given twice: the grid would count its cells twice."""
+    for place, value in enumerate(given):
+        if value in given[:place]:
+            raise ConfigError(f"{option}: {value} was given twice; name each once")
+
+
+def _check_gamma(settings: Iterable[str]) -> None:
+    """Without a Dirichlet share every γ is the same experiment."""
+    for setting in settings:
+        if "dir" not in setting:
+            raise ConfigError(
+                f"--settings {setting}: the study gamma varies γ, which shapes only Dirichlet shares; "
+                f"expected {' or '.join(STUDIES['gamma'].settings)}"
+            )

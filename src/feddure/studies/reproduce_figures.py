@@ -3,6 +3,7 @@
 Colour says what a method learns from; FedProx instead of FedAvg, and other changes of the same idea, are dashed.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
 from feddure.studies import reproduce
 from feddure.studies.paper_numbers import method_name, setting_name
-from feddure.studies.reproduce_rows import REFERENCE, Row
+from feddure.studies.reproduce_rows import REFERENCE, Row, mean_of
 from feddure.studies.reproduce_tables import grids, panels
 from feddure.tracking import bubbles, style
 from feddure.tracking.figures import apart
@@ -31,6 +32,7 @@ SHOWN_CLIENTS = 20
 """Clients in the picture of the partitions; its table has them all."""
 
 _WIDE = 10.4  # inches
+_LETTER = 0.066  # inches of a letter, about
 _LOOKS: dict[str, dict[str, Any]] = {
     "feddure": {"color": style.BLUE, "marker": "o", "linewidth": 2.4, "zorder": 5},
     "fedmatch": {"color": style.VERMILION, "marker": "s"},
@@ -69,14 +71,16 @@ def beside_paper(rows: Sequence[Row]) -> Figure:
     """A dot for ours and one for the paper's number, method by method; data sets without a measurement are left out."""
     measured = {row.dataset for row in rows if row.measured}
     chosen = grids([row for row in rows if not measured or row.dataset in measured])
-    left, top, row_height, head, foot = 2.05, 0.68, 0.27, 0.58, 0.42
+    longest = max((len(name) for grid in chosen for name in grid.names), default=0)
+    left, top, row_height, head, foot = max(2.05, 0.3 + _LETTER * longest), 0.68, 0.27, 0.58, 0.42
     heights = [row_height * len(grid.names) for grid in chosen]
     with style.applied():
         canvas = style.new_figure(_WIDE, top + sum(heights) + (head + foot) * len(chosen))
         up = canvas.get_size_inches()[1]
-        several = any(len(row.seeds) > 1 for row in rows)
-        _write(canvas, 0.12, "Test accuracy in %, ours beside the paper's", size=12, weight="bold")
-        _legend_of_dots(canvas, several, drawn=bool(measured))
+        drawn = [row for grid in chosen for line in grid.entries for row in line if row is not None]
+        beside = ", ours beside the paper's" if any(row.paper is not None for row in drawn) else ""
+        _write(canvas, 0.12, f"Test accuracy in %{beside}", size=12, weight="bold")
+        _legend_of_dots(canvas, drawn)
         bottom = up - top
         for grid, height in zip(chosen, heights, strict=True):
             bottom -= head + height
@@ -103,21 +107,23 @@ def curves(rows: Sequence[Row]) -> Figure:
     """
     found = [[row for row in rows if (row.dataset, row.setting) == place and row.measured] for place in _places(rows)]
     found = [panel for panel in found if panel] or [[]]
-    height, below, right = 4.6, 0.5, 2.75
+    longest = max((len(_in_words(row.method, row.options)) for panel in found for row in panel), default=0)
+    height, below, right = 4.6, 0.5, max(2.75, 0.35 + _LETTER * longest)
     with style.applied():
         canvas = style.new_figure(_WIDE, len(found) * (height + below))
         for number, panel in enumerate(found):
             bottom = below + (len(found) - 1 - number) * (height + below)
-            axes = style.inches(canvas, 0.6, bottom, _WIDE - 0.6 - right, height - 0.35)
+            axes = style.inches(canvas, 0.7, bottom, _WIDE - 0.7 - right, height - 0.35)
             if not panel:
                 _say_nothing_measured(axes)
                 continue
             ends = []
+            smooth = all(len(row.measured[seed].curve) > SMOOTHED for row in panel for seed in row.seeds)
             for row in panel:
                 rounds, values = seed_curves(row)
-                values = _smooth(values)
+                values = _smooth(values) if smooth else values
                 mean = values.mean(axis=0)
-                shown = look(row.method, row.options) | {"marker": ""}
+                shown = look(row.method, row.options) | ({"marker": ""} if smooth else {"clip_on": False})
                 axes.plot(rounds, mean, **shown)
                 if len(values) > 1:
                     spread = values.std(axis=0, ddof=1)
@@ -131,7 +137,8 @@ def curves(rows: Sequence[Row]) -> Figure:
             axes.set_ylabel("test accuracy, %")
             _name_ends(axes, ends, height - 0.35)
             place = f"{spoken(panel[0].dataset)}, {setting_name(panel[0].setting)}"
-            axes.set_title(f"{place}: running mean of {SMOOTHED} evaluations, {_over_seeds(panel)}")
+            drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
+            axes.set_title(f"{place}: {drawn}, {_over_seeds(panel)}")
     return canvas
 
 
@@ -139,9 +146,12 @@ def along_axis(rows: Sequence[Row]) -> Figure:
     """Accuracy against what the study varies, one panel for each data set and setting."""
     study = reproduce.STUDIES[rows[0].study]
     found = panels(rows)
-    height, bottom = 4.1, 1.15
     width = _WIDE / max(len(found), 2)
     methods = list(dict.fromkeys((row.method, row.options) for row in rows))
+    names = [_in_words(*method) for method in methods]
+    across = int((width * len(found) - 0.6) / (0.6 + _LETTER * max(map(len, names))))
+    across = min(max(across, 1), 4)  # names beside each other
+    height, bottom = 4.1, 0.95 + 0.2 * math.ceil(len(names) / across)
     with style.applied():
         canvas = style.new_figure(width * len(found), height + bottom)
         for number, panel in enumerate(found):
@@ -161,12 +171,12 @@ def along_axis(rows: Sequence[Row]) -> Figure:
             axes.set_ylabel("test accuracy, %")
             axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
         handles = [Line2D([], [], markersize=5, **look(*method)) for method in methods]
-        names = [_in_words(*method) for method in methods]
-        canvas.legend(
-            handles, names, loc="lower left", bbox_to_anchor=(0.06, 0.28 / (height + bottom)), ncols=4, handlelength=3.2
-        )
+        corner = (0.3 / (width * len(found)), 0.28 / (height + bottom))
+        canvas.legend(handles, names, loc="lower left", bbox_to_anchor=corner, ncols=across, handlelength=3.2)
         setting = " and names no setting" if rows[0].study == "clients" else ""
-        seeds = _over_seeds([row for row in rows if row.measured])
+        drawn = [row for row in rows if row.measured]
+        each = f"{mean_of(drawn)}; " if drawn else ""
+        seeds = f"{each}{_over_seeds(drawn)}"
         note = f"{seeds[:1].upper()}{seeds[1:]}. The paper prints no numbers for this chart{setting}."
         canvas.text(0.65 / (width * len(found)), 0.12 / (height + bottom), note, color=style.MUTED, fontsize=8)
     return canvas
@@ -280,18 +290,22 @@ def _dots(axes: Axes, column: Sequence[Row | None], limits: tuple[float, float])
     axes.grid(axis="y", visible=True)
 
 
-def _legend_of_dots(canvas: Figure, several: bool, drawn: bool) -> None:
+def _legend_of_dots(canvas: Figure, rows: Sequence[Row]) -> None:
+    """What dots, diamonds and lines are, of those that are there."""
     across, up = canvas.get_size_inches()
-    ours = "ours, mean of the last 10 evaluations" + (" ± standard deviation over seeds" if several else "")
-    handles = [
-        Line2D([], [], marker="o", linestyle="-" if several else "", color=OURS, label=ours),
-        Line2D(
-            [], [], marker="D", linestyle="", markerfacecolor="none", markeredgecolor=PAPER, label="the paper's number"
-        ),
-        Line2D([], [], linestyle="--", color=style.BLACK, linewidth=0.9, label="ours, labels only with matched steps"),
-    ]
+    several = any(len(row.seeds) > 1 for row in rows)
+    ours = f"ours, {mean_of(rows)}" + (" ± standard deviation over seeds" if several else "")
+    diamond: dict[str, Any] = {"marker": "D", "linestyle": "", "markerfacecolor": "none", "markeredgecolor": PAPER}
+    dashed: dict[str, Any] = {"linestyle": "--", "color": style.BLACK, "linewidth": 0.9}
+    handles = []
+    if any(row.measured for row in rows):
+        handles.append(Line2D([], [], marker="o", linestyle="-" if several else "", color=OURS, label=ours))
+    if any(row.paper is not None for row in rows):
+        handles.append(Line2D([], [], label="the paper's number", **diamond))
+    if any(row.measured for row in rows if row.method == REFERENCE):
+        handles.append(Line2D([], [], label="ours, labels only with matched steps", **dashed))
     canvas.legend(
-        handles=handles if drawn else handles[1:2],
+        handles=handles,
         loc="upper left",
         bbox_to_anchor=(0.05 / across, 1 - 0.36 / up),
         ncols=3,
@@ -300,7 +314,7 @@ def _legend_of_dots(canvas: Figure, several: bool, drawn: bool) -> None:
 
 
 def _name_ends(axes: Axes, ends: list[tuple[Row, float, float]], height: float) -> None:
-    """Each method's name and mean of the last ten beside the end of its curve, moved apart where they would overlap."""
+    """Each method's name beside the end of its curve, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     ends = sorted(ends, key=lambda end: end[2])
     wanted = [(value - low) / (high - low) for *_, value in ends]
@@ -354,6 +368,8 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
         if row.last10 is not None:
             around = row.last10.deviation or 0.0
             values += [row.last10.mean - around, row.last10.mean + around]
+    if not values:
+        return 0.0, 100.0
     margin = 0.06 * (max(values) - min(values)) + 0.5
     return min(values) - margin, max(values) + margin
 

@@ -9,6 +9,7 @@ from feddure.studies import reproduce_tables as tables
 from feddure.studies.reproduce_claims import Claim
 from feddure.studies.reproduce_rows import Row
 from feddure.studies.reproduce_tables import Grid
+from feddure.studies.reproduce_verdicts import Criterion
 from feddure.tracking.report import Picture, Table
 from feddure.version import VERSION
 
@@ -27,10 +28,12 @@ class Section(NamedTuple):
     heading: str
     text: str = ""
     grids: Sequence[GridTable] = ()
+    below: str = ""  # what the words in them mean
     tables: Sequence[tuple[str, str, Table]] = ()  # with headings and what to read in them
-    claims: Sequence[Claim] = ()
+    claims: Sequence[tuple[Criterion, Sequence[Claim]]] = ()  # by what they are judged by
     links: Sequence[tuple[str, str, list[str]]] = ()  # name, what it is, files
-    list: Sequence[str] = ()
+    points: Sequence[str] = ()
+    list: Sequence[str] = ()  # folded
 
 
 class Page(NamedTuple):

@@ -14,7 +14,7 @@ from feddure import config
 from feddure.studies import reproduce
 from feddure.studies.cells import Cell, Measurement, Store
 from feddure.studies.compare_tables import Spread, paired
-from feddure.studies.paper_numbers import method_name, printed
+from feddure.studies.paper_numbers import PRESETS, method_name, printed
 from feddure.tracking import summary
 
 REFERENCE = "fedavg-matched"
@@ -112,8 +112,11 @@ class Row:
         return None if self.method == REFERENCE else difference(self.accuracies, self.reference)
 
 
-def rows(cells: Iterable[Cell], store: Store) -> list[Row]:
-    """The rows of a study in the order of its cells, then the places where only the paper has a number."""
+def rows(cells: Sequence[Cell], store: Store) -> list[Row]:
+    """The rows of a study in the order of its cells, then the places where only the paper has a number.
+
+    Experiments that are not the paper's have their own rows alone.
+    """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     study = preset = ""
     for cell in cells:
@@ -137,13 +140,32 @@ def rows(cells: Iterable[Cell], store: Store) -> list[Row]:
         )
         for (dataset, setting, method, options, value), entry in found.items()
     ]  # fmt: skip
-    there = {(row.dataset, row.setting, row.method) for row in table}
-    table += [
-        Row(study, preset, dataset, setting, method, paper=value)
-        for (dataset, setting, method), value in paper.items()
-        if (dataset, setting, method) not in there
-    ]
-    return table
+    return table + _only_printed(table) if preset in PRESETS and not is_apart(cells) else table
+
+
+def _only_printed(table: Sequence[Row]) -> list[Row]:
+    """Rows of what the paper prints beyond a table; a whole data set has room for labels-only training too."""
+    study, preset = table[0].study, table[0].preset
+    paper = printed(study)
+    datasets, there = {row.dataset for row in table}, {(row.dataset, row.setting, row.method) for row in table}
+    found = []
+    for dataset, setting in dict.fromkeys(place[:2] for place in paper):
+        for method in reproduce.STUDIES[study].methods:
+            place = (dataset, setting, method)
+            wanted = place in paper or (method == REFERENCE and dataset not in datasets)
+            if wanted and place not in there:
+                found.append(Row(study, preset, *place, paper=paper.get(place)))
+    return found
+
+
+def mean_of(rows: Iterable[Row]) -> str:
+    """What the accuracies of rows are the mean of, in the words of a run's summary; a short run has few evaluations."""
+    counts = sorted({len(found.curve) for row in rows for found in row.measured.values()} or {summary.LAST})
+    said = []
+    for count in counts:
+        records = [{"round": place, "test": {"accuracy": 0.0}} for place in range(count)]
+        said.append(summary.summarise(records).mean_of + " evaluations" * (count > 1))
+    return " or ".join(dict.fromkeys(said))
 
 
 def axis_value(cell: Cell) -> float | None:
@@ -172,11 +194,12 @@ def gather(study: str, asked: Sequence[Cell], store: Store) -> list[Cell]:
 def known(study: str, preset: str, store: Store) -> list[Cell]:
     """What was measured for a study under a preset, and the rest of the study's cells for the same seeds.
 
-    Data sets beyond the study's own count where something was measured on them that table 1 would not ask for.
+    Data sets beyond the study's own count where something was measured on them that table 1 would not ask for; a
+    preset that is not the paper's has no data sets of its own.
     """
     found = list(store.measurements())
     experiments = [config.Experiment.model_validate(one.experiment) for one in found]
-    usual = reproduce.STUDIES[study].datasets
+    usual = reproduce.STUDIES[study].datasets if preset in PRESETS else ()
     datasets = [*usual, *sorted({experiment.dataset for experiment in experiments} - set(usual))]
     seeds = tuple(sorted({experiment.seed for experiment in experiments}))
     every = _cells(study, preset, tuple(datasets), seeds)

@@ -135,16 +135,18 @@ def missing(rows: Iterable[Row]) -> list[str]:
     return [f"{name}: {'; '.join(places)}" for name, places in found.items()]
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """All tables of a study as Markdown."""
+def markdown(rows: Sequence[Row], definitions: str = "") -> str:
+    """All tables of a study as Markdown, with what their words mean below the first."""
     lines: list[str] = []
     seeds = most_seeds(rows)
-    for grid in grids(rows):
+    for place, grid in enumerate(grids(rows)):
         cells = [
             [name, *(entry(row, seeds) for row in line), steps(line)]
             for name, line in zip(grid.names, grid.entries, strict=True)
         ]
         lines += [f"## {grid.title}", "", *table(["method", *grid.columns, "local steps"], cells), ""]
+        if place == 0 and definitions:
+            lines += [definitions, ""]
         beyond = beyond_labels(grid)
         if beyond:
             lines += [

@@ -6,7 +6,7 @@ from feddure import config
 from feddure.studies import reproduce
 from feddure.studies import reproduce_tables as tables
 from feddure.studies.paper_numbers import ROUNDS
-from feddure.studies.reproduce_rows import Row
+from feddure.studies.reproduce_rows import Row, mean_of
 from feddure.tracking.summary import spoken
 
 ABOUT = {
@@ -18,19 +18,22 @@ ABOUT = {
 """All that can be reproduced, in one sentence each."""
 
 _WORDS = {
-    "fedavg": "FedAvg* trains on labelled images alone, one pass over them in a round.",
-    "fedavg-matched": "FedAvg* with matched steps trains on labelled images alone, with as many local steps as the "
+    ("fedavg",): "FedAvg* trains on labelled images alone, one pass over them in a round.",
+    ("fedavg-matched",): "FedAvg* with matched steps trains on labelled images alone, with as many local steps as the "
     "semi-supervised methods.",
-    "fedavg-sl": "FedAvg-SL and FedProx-SL use every training label.",
+    ("fedavg-sl", "fedprox-sl"): "Methods with -SL use every training label.",
 }
 _REMARKS = {
-    "figure1": "The paper's numbers are those of its table 1.",
-    "table2": "Its baseline is FedAvg-FixMatch; the paper's table 2 and table 1 print different numbers for it under "
-    "IID-DIR and IID-IID.",
+    "table2": "Its baseline is FedAvg-FixMatch.",
     "gamma": "The paper prints no numbers for this chart.",
     "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
     "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
 }
+_OF_THE_PAPER = {
+    "figure1": "The paper's numbers are those of its table 1.",
+    "table2": "The paper's table 2 and table 1 print different numbers for it under IID-DIR and IID-IID.",
+}
+"""Remarks on numbers of the paper, where there are any."""
 
 
 def setup(preset: str) -> str:
@@ -38,24 +41,23 @@ def setup(preset: str) -> str:
     return f"Preset {preset}: {config.about(preset)}"
 
 
-def reading(found: Sequence[Row], seeds: int) -> str:
-    """How to read the tables."""
-    study = found[0].study if found else ""
+def quantity(found: Sequence[Row], seeds: int, columns: bool = False) -> str:
+    """What the numbers of the tables are; the paper's stand in brackets, or in columns of their own."""
     spread = f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed" if seeds else ""
     if any(0 < len(row.seeds) < seeds for row in found):
         spread += ", or n where there are fewer"
-    beside = " (paper, ours − paper)" if any(row.paper is not None for row in found) else ""
+    beside = " (paper, ours − paper)" if _has_paper(found) and not columns else ""
+    return f"Test accuracy in %, {mean_of(found)}{spread}{beside}."
+
+
+def definitions(found: Sequence[Row]) -> str:
+    """What the words in the tables mean, of those that are there."""
+    study = found[0].study if found else ""
     there = {row.method for row in found}
-    return " ".join(
-        text
-        for text in (
-            f"Test accuracy in %, mean of the last 10 evaluations{spread}{beside}. Steps: local ones of a client in a "
-            "round.",
-            *(words for method, words in _WORDS.items() if method in there),
-            _REMARKS.get(study, ""),
-        )
-        if text
-    )
+    said = [words for methods, words in _WORDS.items() if there & set(methods)]
+    remarks = [_REMARKS.get(study, ""), _OF_THE_PAPER.get(study, "") if _has_paper(found) else ""]
+    steps = "Steps: local ones of a client in a round." if found else ""
+    return " ".join(text for text in (steps, *said, *remarks) if text)
 
 
 def state(found: Sequence[Row]) -> str:
@@ -73,12 +75,16 @@ def notes(found: Sequence[Row]) -> list[str]:
     if tables.most_seeds(found) == 1:
         said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
     rounds = sorted({measurement.rounds for row in found for measurement in row.measured.values()})
-    if any(number != ROUNDS for number in rounds):
-        listed = ", ".join(map(str, rounds))
-        said.append(f"{listed} rounds, not the {ROUNDS} of the paper: its numbers do not compare.")
+    if any(number != ROUNDS for number in rounds) and _has_paper(found):
+        listed = f"{', '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
+        said.append(f"{listed}, not the {ROUNDS} of the paper: its numbers do not compare.")
     for dataset in dict.fromkeys(row.dataset for row in found):
         own = [row for row in found if row.dataset == dataset]
         if not any(row.measured for row in own) and done:
             command = f"feddure reproduce {own[0].study} --datasets {dataset}"
             said.append(f"{spoken(dataset)} is not measured: its numbers are the paper's. {command} measures it.")
     return said
+
+
+def _has_paper(found: Sequence[Row]) -> bool:
+    return any(row.paper is not None for row in found)

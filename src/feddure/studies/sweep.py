@@ -21,6 +21,7 @@ from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
 from feddure.studies.cells import Cell, Store
+from feddure.studies.sweep_alike import what_counts
 from feddure.tracking.summary import flat, spoken
 
 EXAMPLE = """\
@@ -106,6 +107,15 @@ def check_folder(sweep: Sweep, folder: Path) -> None:
         )
 
 
+def expect_no_sweep(folder: Path) -> None:
+    """Refuse a folder that belongs to a sweep, for studies that are none."""
+    if any((folder / name).exists() for name in (PLAN_FILE, SWEEP_FILE)):
+        raise RunError(
+            f"{folder}: the folder belongs to a sweep, see {folder / SWEEP_FILE}; choose another --out, "
+            "and --merge this folder where you want to take over its cells"
+        )
+
+
 def open_folder(sweep: Sweep, folder: Path) -> Store:
     """The folder's cells; the folder remembers the sweep."""
     check_folder(sweep, folder)
@@ -138,9 +148,8 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     points = []
     for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
         varied = dict(zip(axes, values, strict=True))
-        experiments = [
-            _experiment(preset, start, fixed | changes | varied | {"seed": seed}, case, varied) for seed in seeds
-        ]
+        layers = {"set": fixed, f"case '{case}'": changes, _place(varied): varied}
+        experiments = [_experiment(preset, start, layers, seed) for seed in seeds]
         found = flat(experiments[0])
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
@@ -160,18 +169,40 @@ def _start(file: Path, tree: dict[str, Any]) -> Path | None:
     return file.parent / tree["config"] if "config" in tree else None
 
 
-def _experiment(preset: str | None, start: Path | None, changes: Changes, case: str, varied: Changes) -> Experiment:
-    where = f"case '{case}': " if case else ""
-    where += f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())}): " if varied else ""
+def _place(varied: Changes) -> str:
+    return f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())})"
+
+
+def _experiment(preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int) -> Experiment:
+    """The experiment after all layers of changes; an error is said of the first layer that has it."""
+    changes = {key: value for layer in layers.values() for key, value in layer.items()}
     try:
-        empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
-        experiment = config.load(preset, start, changes, empty)
-        methods.make(experiment)
-        if ":" not in experiment.dataset:
-            find_source(experiment.dataset)
+        return _load(preset, start, changes | {"seed": seed})
     except FeddureError as error:
-        raise type(error)(f"{where}{error}") from None
+        changes = {}
+        for where, layer in {"config" if start else "": {}, **layers}.items():
+            changes |= layer
+            problem = _problem(preset, start, changes)
+            if problem and set(str(problem).splitlines()) <= set(str(error).splitlines()):
+                raise type(problem)(f"{where}: {problem}" if where else str(problem)) from None
+        raise
+
+
+def _load(preset: str | None, start: Path | None, changes: Changes) -> Experiment:
+    empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
+    experiment = config.load(preset, start, changes, empty)
+    methods.make(experiment)
+    if ":" not in experiment.dataset:
+        find_source(experiment.dataset)
     return experiment
+
+
+def _problem(preset: str | None, start: Path | None, changes: Changes) -> FeddureError | None:
+    try:
+        _load(preset, start, changes)
+    except FeddureError as error:
+        return error
+    return None
 
 
 def _fields(where: str, given: Any) -> Changes:
@@ -254,11 +285,11 @@ def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> N
 def _expect_different(points: Iterable[Point]) -> None:
     first: dict[str, Point] = {}
     for point in points:
-        other = first.setdefault(point.cells[0].hash, point)
+        other = first.setdefault(what_counts(point.cells[0].experiment), point)
         if other is not point:
             raise ConfigError(
                 f"'{other.name}' and '{point.name}' are the same experiment: nothing that they differ in changes its "
-                "results; drop one of them"
+                "results; drop one of them, or give fields that only some combinations read in cases"
             )
 
 

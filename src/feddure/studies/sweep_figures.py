@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from feddure.studies.cells import mean_of
 from feddure.studies.sweep import Sweep, axis_name, written
 from feddure.tracking import style
 from feddure.tracking.figures import look
@@ -51,7 +52,7 @@ def leaderboard(sweep: Sweep, rows: Sequence["Row"]) -> Figure:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("test accuracy, %, mean of the last ten evaluations")
+        axes.set_xlabel(f"test accuracy, %, {_mean_of(ranked)}")
         several = len(sweep.seeds) > 1
         title = "Mean over seeds ± one standard deviation; rings are single seeds" if several else "One seed each"
         shown = f" (the best {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
@@ -165,7 +166,7 @@ def _maps(every: Sequence["Row"], across: str, up: str, groups: Sequence[Group])
             axes.set_xlabel(axis_name(across))
             axes.set_ylabel(axis_name(up))
             axes.set_title(name, fontsize=9)
-        text = "Test accuracy, %, mean of the last ten evaluations and over seeds"
+        text = f"Test accuracy, %, {_mean_of(every)}; mean over seeds"
         canvas.text(0.12 / canvas.get_size_inches()[0], 1 - 0.12 / total, text, va="top", size=10, weight="bold")
     return canvas
 
@@ -186,6 +187,10 @@ def _map(axes: Axes, table: np.ndarray, low: float, high: float) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.grid(False)
+
+
+def _mean_of(rows: Sequence["Row"]) -> str:
+    return mean_of((found for row in rows for found in row.measured.values()), spelled_out=True)
 
 
 def _short(name: str) -> str:

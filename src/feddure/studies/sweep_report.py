@@ -11,7 +11,7 @@ import jinja2
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.studies.cells import Measurement, Store
+from feddure.studies.cells import Measurement, Store, mean_of
 from feddure.studies.compare_tables import Pair, Spread, paired
 from feddure.studies.sweep import Point, Sweep, axis_name, written
 from feddure.tracking import style
@@ -107,11 +107,16 @@ def verdict(rows: Sequence[Row]) -> str:
     return f"{lead}, {interval}: no difference can be told."
 
 
-def explanation(sweep: Sweep) -> str:
+def accuracy_name(rows: Sequence[Row], spelled_out: bool = False) -> str:
+    """What the accuracies are that the rows are ordered by."""
+    return mean_of((found for row in rows for found in row.measured.values()), spelled_out)
+
+
+def explanation(sweep: Sweep, rows: Sequence[Row]) -> str:
     """What the columns are, and what not to read into them."""
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
     return (
-        f"Ordered by test accuracy in %{spread}; last 10 is the mean of the last ten evaluations. Steps: local ones "
+        f"Ordered by test accuracy in %, {accuracy_name(rows, spelled_out=True)}{spread}. Steps: local ones "
         "per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is by "
         "Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
         "new seeds before you rely on its lead."
@@ -122,7 +127,7 @@ def columns_and_lines(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], lis
     """Column names and cells, as people read them: the place, what was varied, what was found."""
     cases = any(point.case for point in sweep.points)
     columns = ["", *(["case"] if cases else []), *(axis_name(key) for key in sweep.axes)]
-    columns += ["last 10", "last", "seeds", "steps", "time", "from the best", "95 % interval"]
+    columns += [accuracy_name(rows), "last", "seeds", "steps", "time", "from the best", "95 % interval"]
     lines = []
     for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
         case = [row.point.case] if cases else []
@@ -150,7 +155,7 @@ def numbers_from(sweep: Sweep) -> int:
 
 def brief(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The same for a terminal: one column for what was varied, and no intervals."""
-    columns = ["", "combination", "last 10", "seeds", "steps", "time", "from best"]
+    columns = ["", "combination", accuracy_name(rows), "seeds", "steps", "time", "from best"]
     return columns, [
         [
             f"{place}" if row.measured else NOTHING,
@@ -208,7 +213,7 @@ def _html(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[Picture]) -> str
         verdict=verdict(rows),
         notes=_missing_notes(rows),
         cards=_cards(sweep, rows),
-        explanation=explanation(sweep),
+        explanation=explanation(sweep, rows),
         leaderboard=Table(*columns_and_lines(sweep, rows), frozenset({"1"})),
         numbers_from=numbers_from(sweep),
         pictures=pictures,
@@ -221,7 +226,7 @@ def _cards(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     done = sum(len(row.measured) for row in rows)
     cells = len(sweep.points) * len(sweep.seeds)
     best = rows[0]
-    cards = [("best, last 10", f"{_accuracy(best.last10)} %", best.point.name)] if best.measured else []
+    cards = [(f"best, {accuracy_name(rows)}", f"{_accuracy(best.last10)} %", best.point.name)] if best.measured else []
     note = f"{len(sweep.points)} combinations, {_seeds(len(sweep.seeds))}"
     return [*cards, ("cells measured", f"{done} of {cells}", note)]
 
@@ -252,7 +257,7 @@ def _markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
         *(line for note in _missing_notes(rows) for line in (note, "")),
         *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table),
         "",
-        explanation(sweep),
+        explanation(sweep, rows),
         "",
         *(line for note in _provenance(rows) for line in (note, "")),
     ]
