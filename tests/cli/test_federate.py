@@ -12,12 +12,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from feddure.cli import federate
+from feddure.cli import federate, federate_show
 from feddure.deployment import layout, server
 from feddure.deployment import run as runs
 from feddure.deployment import site as sites
+from feddure.deployment.check import CheckUp, Finding
 from feddure.deployment.layout import ServerFolder
 from feddure.deployment.processes import Ended
+from feddure.deployment.status import RunStatus, SiteStatus, Status
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.federation.flower import description
 
@@ -165,6 +167,22 @@ def test_ctrl_c_is_the_good_end_of_a_server(
 
     monkeypatch.setattr(server, "serve", serve)
     run("server", tmp_path, code=code)
+
+
+def test_what_others_say_cannot_reach_into_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nasty = "\x1b]0;title\x07[red]\x1b[2J"
+    found = Status(
+        "trees", "h:1", True, [SiteStatus("north", nasty, nasty)], [RunStatus("7", nasty, 1.0, "", None, None)]
+    )
+    federate_show.show_status(found, tmp_path)
+    federate_show.show_check(CheckUp("north", [Finding("note", "images", nasty)], unreadable=[(nasty, nasty)]))
+    monkeypatch.setattr(server, "serve", lambda folder, host, show: show(f"north says {nasty}"))
+    said = capsys.readouterr().out + run("server", tmp_path)
+    assert "\x1b" not in said
+    assert "\x07" not in said
+    assert said.count("[red]") == 7
 
 
 def test_renew_says_until_when(tmp_path: Path) -> None:

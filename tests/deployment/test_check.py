@@ -1,15 +1,17 @@
 """A site's check-up: what passes, what is noted, and what keeps it from training."""
 
+import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from feddure.deployment import certificates
 from feddure.deployment import check as checks
 from feddure.deployment.check import CheckUp, Level
 from feddure.deployment.connection import Reached
 from feddure.deployment.layout import Connection, ServerFolder
-from feddure.deployment.processes import free_port
+from feddure.deployment.processes import Ended, free_port, signals_as_ended
 
 
 def check(folder: ServerFolder, images: Path, site: str = "north", connect: bool = False) -> CheckUp:
@@ -34,6 +36,14 @@ def test_unreadable_files_are_named_and_the_site_still_passes(made: ServerFolder
     assert found.passed
     assert [file for file, _ in found.unreadable] == ["unlabelled/scan.dcm"]
     assert "1 cannot be read" in texts(found, "note")
+
+
+def test_ctrl_c_while_an_image_is_read_is_not_taken_for_a_damaged_image(
+    made: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "open", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Ended), signals_as_ended():
+        check(made, images)
 
 
 def test_a_class_that_the_federation_does_not_have_is_refused_by_name(made: ServerFolder, images: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,29 @@ def test_signals_become_an_orderly_end(number: int, code: int) -> None:
         signal.raise_signal(number)
     assert (ended.value.exit_code, ended.value.by_user) == (code, number == signal.SIGINT)
     assert signal.getsignal(number) is before
+
+
+def test_code_that_survives_every_error_does_not_survive_the_end() -> None:
+    with pytest.raises(Ended), signals_as_ended(), suppress(Exception):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with signals_as_ended():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(Ended):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_process_starts_in_the_folder_it_is_given(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getcwd(), flush=True); time.sleep(600)"
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log", tmp_path) as process:
+        assert said(process) == str(tmp_path.resolve())
 
 
 def test_a_second_ctrl_c_does_not_break_off_the_ending() -> None:

@@ -1,6 +1,8 @@
 """What a run is asked for, what is remembered of it, and what stands in its way."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from feddure.deployment import ledger, run, status
 from feddure.deployment.control import Control, Node, RunState
 from feddure.deployment.layout import ServerFolder, Settings, write_settings
 from feddure.deployment.ledger import Entry
-from feddure.deployment.processes import free_port
+from feddure.deployment.processes import Ended, free_port
 from feddure.deployment.run import Options
 from feddure.errors import ConfigError, RunError
 from feddure.federation.flower import run_config
@@ -84,11 +86,16 @@ class TestEnds:
         found: list[dict] = []
         monkeypatch.setattr(Control, "start", lambda self, options: found.append(options) or "7")
         monkeypatch.setattr(run, "_stream", lambda *_: None)
+        monkeypatch.setattr(Control, "runs", lambda self, number=None: [])
         return found
 
     def end(self, monkeypatch: pytest.MonkeyPatch, *statuses: str) -> None:
         answers = iter(statuses)
-        monkeypatch.setattr(Control, "runs", lambda self, number: [RunState("7", next(answers), 1.0, "it broke")])
+
+        def states(self: Control, number: str | None = None) -> list[RunState]:
+            return [RunState("7", next(answers), 1.0, "it broke")] if number else []
+
+        monkeypatch.setattr(Control, "runs", states)
         monkeypatch.setattr(run.time, "sleep", lambda seconds: None)
 
     def test_a_crash_behind_a_clean_log_is_an_error(
@@ -111,6 +118,101 @@ class TestEnds:
         with pytest.raises(RunError, match="finished:stopped"):
             run.run(own, Options(resume=True), place, print)
         assert started[1] == {"method": "fedavg", "rounds": 2, "run-folder": str(place), "resume": True}
+
+
+@pytest.mark.usefixtures("answering")
+class TestCtrlC:
+    """What a run that was started here leaves at the SuperLink."""
+
+    @pytest.fixture
+    def stopped(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        found: list[str] = []
+        monkeypatch.setattr(Control, "stop", lambda self, number: found.append(number))
+        return found
+
+    def test_while_it_is_watched_the_run_is_stopped(
+        self, own: ServerFolder, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Control, "runs", lambda self: [])
+        monkeypatch.setattr(Control, "start", lambda self, options: "7")
+        monkeypatch.setattr(run, "_stream", ended)
+        shown: list[str] = []
+        with pytest.raises(Ended):
+            run.run(own, Options(), own.runs / "a", shown.append)
+        assert stopped == ["7"]
+        assert shown[-1].startswith("go on with: feddure federate run")
+
+    def test_while_it_is_handed_in_only_the_new_run_is_stopped(
+        self, own: ServerFolder, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = ["1"]
+        monkeypatch.setattr(Control, "runs", lambda self: [RunState(number, "running", 1.0) for number in known])
+
+        def start(self: Control, options: dict) -> str:
+            ledger.note(own, Entry("2", "/of/somebody/else", {}))
+            known.extend(["2", "3"])
+            raise Ended(signal.SIGINT)
+
+        monkeypatch.setattr(Control, "start", start)
+        with pytest.raises(Ended):
+            run.run(own, Options(), own.runs / "a", print)
+        assert stopped == ["3"]
+
+    def test_a_run_that_cannot_be_stopped_is_told_and_the_end_stays_an_end(
+        self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Control, number: str) -> None:
+            raise RunError("the server is gone")
+
+        monkeypatch.setattr(Control, "runs", lambda self: [])
+        monkeypatch.setattr(Control, "start", lambda self, options: "7")
+        monkeypatch.setattr(Control, "stop", fail)
+        monkeypatch.setattr(run, "_stream", ended)
+        shown: list[str] = []
+        with pytest.raises(Ended):
+            run.run(own, Options(), own.runs / "a", shown.append)
+        assert "run 7 could not be stopped: the server is gone" in shown
+
+    def test_a_server_that_is_gone_is_told_and_the_end_stays_an_end(
+        self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = iter([[]])
+
+        def runs(self: Control) -> list[RunState]:
+            for answer in answers:
+                return answer
+            raise RunError("the server is gone")
+
+        monkeypatch.setattr(Control, "runs", runs)
+        monkeypatch.setattr(Control, "start", ended)
+        shown: list[str] = []
+        with pytest.raises(Ended):
+            run.run(own, Options(), own.runs / "a", shown.append)
+        assert "a run may have been started" in shown[-1]
+
+
+def ended(*_: object) -> None:
+    raise Ended(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_run_that_is_still_going_on_is_not_resumed(own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = own.runs / "a"
+    place.mkdir()
+    (place / "config.yaml").write_text("")
+    ledger.note(own, Entry("7", str(place), {}))
+    monkeypatch.setattr(Control, "runs", lambda self: [RunState("7", "running", 1.0)])
+    monkeypatch.setattr(Control, "start", lambda self, options: pytest.fail("a second run was started"))
+    with pytest.raises(RunError, match=r"run 7 is still going on there \(running\).*flwr stop 7 federation"):
+        run.run(own, Options(resume=True), place, print)
+
+
+def test_a_log_cannot_reach_into_the_terminal(own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = r"print('\x1b[92mINFO \x1b[0m: quiet'); print('site \x1b]0;title\x07\x1b[2Jnorth')"
+    monkeypatch.setattr(run.commands, "stream_log", lambda number: [sys.executable, "-c", code])
+    shown: list[str] = []
+    run._stream(Control(own), "7", shown.append)
+    assert shown[1:] == ["site north"]
 
 
 def test_a_new_run_folder_is_one_that_is_not_there(own: ServerFolder) -> None:

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +15,36 @@ from feddure.deployment.certificates import CertificateError
 from feddure.deployment.control import Control, Node, RunState
 from feddure.deployment.gate import Visit
 from feddure.deployment.layout import ServerFolder, Settings, read_settings, write_settings
-from feddure.deployment.processes import free_port
+from feddure.deployment.processes import Ended, free_port
 from feddure.errors import RunError
 
 
 class Flower:
-    """Stands for the `flwr` program: nodes by number, answered as JSON."""
+    """Stands for the `flwr` program: nodes by number, answered as JSON; no key is taken twice."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, str] = {}
+        self.keys: set[str] = set()
         self.asked: list[str] = []
+        self.options: dict[str, Any] = {}
+        self.ends_after_registering = self.fails_after_registering = False
 
-    def __call__(self, command: Sequence[str], **_: Any) -> Any:
+    def __call__(self, command: Sequence[str], **options: Any) -> Any:
+        self.options = options
         words = [Path(command[0]).name, *command[1:]]
         self.asked.append(" ".join(words[1:3]))
         answer: dict[str, Any] = {"success": True}
         if words[1:3] == ["supernode", "register"]:
+            key = Path(words[3]).read_text().split()[1]
+            if key in self.keys:
+                return _Done(1, json.dumps({"success": False, "error-message": "Public key already in use."}), "")
+            self.keys.add(key)
             answer["node-id"] = number = str(100 + len(self.asked))
             self.nodes[number] = "registered"
+            if self.ends_after_registering:
+                raise Ended(signal.SIGINT)
+            if self.fails_after_registering:
+                return _Done(1, "", "connection lost")
         elif words[1:3] == ["supernode", "unregister"]:
             self.nodes[words[3]] = "unregistered"
         elif words[1:3] == ["supernode", "list"]:
@@ -80,6 +94,7 @@ def test_a_new_key_takes_the_place_of_the_old(own: ServerFolder, flower: Flower)
 def test_a_lost_database_means_registering_again(own: ServerFolder, flower: Flower) -> None:
     Control(own).register(("north",))
     flower.nodes.clear()
+    flower.keys.clear()
     Control(own).register(("north",))
     assert flower.asked.count("supernode register") == 2
 
@@ -90,6 +105,78 @@ def test_a_site_without_a_key_is_named_and_the_others_go_on(own: ServerFolder, f
     Control(own, shown.append).register(("north", "south"))
     assert flower.asked.count("supernode register") == 1
     assert any(line.startswith("site north: no public key") for line in shown)
+
+
+@pytest.mark.parametrize("sites", [("north", "south"), ("south",)])
+def test_a_site_whose_key_is_taken_away_is_shut_out(own: ServerFolder, flower: Flower, sites: tuple[str, ...]) -> None:
+    Control(own).register(("north", "south"))
+    north, south = Control(own).nodes()
+    own.public_key("north").unlink()
+    Control(own).register(sites)
+    assert (flower.nodes[north.node], flower.nodes[south.node]) == ("unregistered", "registered")
+    assert list(json.loads(own.registered.read_text())) == ["south"]
+
+
+def test_a_site_that_left_the_description_is_shut_out(own: ServerFolder, flower: Flower) -> None:
+    Control(own).register(("north", "south"))
+    north, _ = Control(own).nodes()
+    Control(own).register(("south",))
+    assert flower.nodes[north.node] == "unregistered"
+    assert [node.site for node in Control(own).nodes()] == ["south"]
+
+
+def test_a_key_that_comes_back_is_a_note_and_the_others_go_on(own: ServerFolder, flower: Flower) -> None:
+    first = own.public_key("north").read_bytes()
+    Control(own).register(("north",))
+    own.public_key("north").unlink()
+    Control(own).register(("north",))
+    own.public_key("north").write_bytes(first)
+    shown: list[str] = []
+    Control(own, shown.append).register(("north", "south"))
+    assert any(line.startswith("site north: this key was used before") for line in shown)
+    assert [node.site for node in Control(own).nodes()] == ["south"]
+
+
+def test_a_registration_that_was_broken_off_is_found_again(own: ServerFolder, flower: Flower) -> None:
+    Control(own).register(("south",))
+    flower.nodes["7"] = "registered"  # by somebody else, before
+    flower.ends_after_registering = True
+    with pytest.raises(Ended):
+        Control(own).register(("north", "south"))
+    assert [node.site for node in Control(own).nodes()] == ["south"]
+    flower.ends_after_registering = False
+    shown: list[str] = []
+    Control(own, shown.append).register(("north", "south"))
+    assert shown == []
+    south, north = Control(own).nodes()
+    assert (south.site, north.site) == ("south", "north")
+    assert north.node not in (south.node, "7")
+    assert flower.nodes[north.node] == "registered"
+
+
+def test_a_registration_that_never_reached_the_superlink_is_done_again(own: ServerFolder, flower: Flower) -> None:
+    flower.ends_after_registering = True
+    with pytest.raises(Ended):
+        Control(own).register(("north",))
+    flower.nodes.clear()
+    flower.keys.clear()
+    flower.ends_after_registering = False
+    Control(own).register(("north",))
+    assert [node.site for node in Control(own).nodes()] == ["north"]
+
+
+def test_a_registration_without_an_answer_is_found_again(own: ServerFolder, flower: Flower) -> None:
+    flower.fails_after_registering = True
+    with pytest.raises(RunError, match="connection lost"):
+        Control(own).register(("north",))
+    flower.fails_after_registering = False
+    Control(own).register(("north",))
+    assert [node.site for node in Control(own).nodes()] == ["north"]
+
+
+def test_ctrl_c_is_not_passed_to_flowers_commands(own: ServerFolder, flower: Flower) -> None:
+    Control(own).nodes()
+    assert flower.options["start_new_session"]
 
 
 def test_nodes_that_are_online_say_since_when(own: ServerFolder, flower: Flower) -> None:
@@ -105,6 +192,7 @@ def test_nodes_that_are_online_say_since_when(own: ServerFolder, flower: Flower)
         _Done(1, "", "no such run"),
         _Done(0, json.dumps({"success": False, "error-message": "no such run"}), ""),
         _Done(0, "no such run", ""),
+        _Done(1, "", "\x1b[31mno such run\x1b[0m"),
     ],
 )
 def test_flowers_failures_are_quoted(own: ServerFolder, monkeypatch: pytest.MonkeyPatch, done: _Done) -> None:
@@ -143,6 +231,14 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made: ServerFo
     ]
 
 
+def test_strangers_from_everywhere_do_not_fill_the_memory() -> None:
+    shown: list[str] = []
+    visits = server.Visits({b"a key": "north"}, shown.append)
+    for number in range(3000):
+        visits(Visit("activate-node", None, f"2001:db8::{number:x}", 401))
+    assert len(shown) == len(visits._refused) == 1000
+
+
 def start(folder: ServerFolder, host: str | None = None) -> None:
     with server.serving(folder, host, lambda line: None):
         pytest.fail("the server started")
@@ -168,6 +264,20 @@ def test_an_address_that_is_not_this_machines_is_refused_with_the_option(own: Se
     write_settings(own, Settings("127.0.0.1", free_port(), True))
     with pytest.raises(RunError, match=r"192\.0\.2\.1 port 9092: cannot listen there .*--host ADDRESS"):
         start(own, "192.0.2.1")
+
+
+def test_a_name_that_leads_only_to_this_machine_itself_is_refused(
+    own: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(RunError, match=r"fed\.example\.org: stands for 127\.0\.1\.1.*--host 0\.0\.0\.0"):
+        start(own, "fed.example.org")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_who_names_the_loopback_address_gets_it(host: str) -> None:
+    assert server._bind_address(host) in ("127.0.0.1", "::1")
 
 
 def test_settings_survive_and_a_damaged_file_is_named(own: ServerFolder) -> None:

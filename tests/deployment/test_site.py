@@ -1,21 +1,24 @@
 """A site that joins: what it looks at first, and how it comes back after a crash."""
 
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feddure.deployment import site
+from feddure.deployment.check import CheckUp, check
 from feddure.deployment.connection import Reached
-from feddure.deployment.layout import ServerFolder
+from feddure.deployment.layout import Bundle, ServerFolder
 from feddure.errors import RunError
 
 
 class Ending:
     """Stands for a SuperNode that the server turns away."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path | None) -> None:
-        self.command, self.environment = command, environment
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path | None, folder: Path) -> None:
+        self.command, self.environment, self.folder = command, environment, folder
 
     def wait(self) -> int:
         return 1
@@ -56,6 +59,47 @@ def test_a_supernode_starts_with_the_guard_first_on_its_path(
     assert 'device="cpu"' in started[0].command[-1]
     assert shown[-1].startswith("$ flower-supernode --superlink 127.0.0.1:9092")
     assert list(bundle.cache.glob("pixels-*"))  # the first round finds them
+
+
+def test_a_supernode_starts_away_from_the_operators_folder(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    monkeypatch.chdir(own.root)
+    bundle = own.bundle("north")
+    site.start(Bundle(Path("sites/north")), "north", images, {}, print)
+    assert started[0].folder == bundle.flower_home
+    assert started[0].environment["PATH"].startswith(str(bundle.programs))
+    assert str(bundle.key) in started[0].command
+
+
+def test_a_path_that_leads_around_the_guard_starts_nothing(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    around = {"PATH": str(Path(sys.executable).parent)}
+    with pytest.raises(RunError, match="the guard is not what would be started"):
+        site.start(own.bundle("north"), "north", images, {}, print, environment=around)
+    assert started == []
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_others_cannot_look_into_what_a_site_keeps(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    answer(monkeypatch, "ok")
+    state = own.bundle("north").state
+    if earlier:
+        state.mkdir(mode=0o755)
+    modes: list[int] = []
+
+    def look(*arguments: Any, **options: Any) -> CheckUp:
+        modes.append(stat.S_IMODE(state.stat().st_mode))
+        return check(*arguments, **options)
+
+    monkeypatch.setattr(site, "check", look)
+    site.start(own.bundle("north"), "north", images, {}, print)
+    assert modes == [0o700]
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(

@@ -156,3 +156,30 @@ def test_an_answer_with_a_problem_counts_for_nothing_but_what_was_sent(images):
     assert record["left_out"] == [lost.client]
     assert record["clients"] == [task.client for task in tasks]
     assert record["communication"]["down"] == 1.5 * record["communication"]["up"]
+
+
+def answers_of(federation):
+    tasks = federation.tasks()
+    return [
+        server.Answer(task.client, task.steps, task.received, result.upload)
+        for task, result in zip(tasks, federation.engine.run(tasks), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("guilty", [1, 3])
+def test_finite_updates_that_make_the_model_infinite_are_left_out(images, guilty):
+    """Momentum doubles what is nearly the largest number; who does so alone is left out, the others count."""
+    changes = {"server.optimizer": "momentum", "server.learning_rate": 10.0, "server.ema": 0.5}
+    one, other = (tiny.federation(tiny.experiment(changes, rounds=1), images) for _ in range(2))
+    answers = answers_of(one)
+    for place in range(guilty):
+        huge = {name: torch.full_like(tensor, 1e308) for name, tensor in answers[place].upload.items()}
+        answers[place] = dataclasses.replace(answers[place], upload=huge)
+    record, problems = one.conclude(answers)
+    other.conclude(answers[guilty:])
+    left_out = sorted(answer.client for answer in answers[:guilty])
+    assert problems == dict.fromkeys(left_out, "the update makes the model not finite")
+    assert record["left_out"] == left_out
+    tiny.assert_equal(one.state, other.state)
+    tiny.assert_equal(one.moments, other.moments)
+    assert torch.isfinite(one.averaged[0]).all()

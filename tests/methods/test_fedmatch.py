@@ -18,6 +18,7 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError
 from feddure.federation import checkpoint, runs
 from feddure.federation.rounds import run
+from feddure.federation.server import Answer
 from feddure.methods.fedmatch import CHANGED, FedMatch, noise_image
 from feddure.models.network import read_network
 from feddure.nn import normalisation
@@ -399,6 +400,32 @@ def test_helpers_come_in_the_tenth_round_and_count(images):
         assert (records[0]["train"]["loss_inter_client"] > 0) == (number == 10)
         assert torch.equal(federation.state["theta"], deaf.state["theta"]) == (number < 10)
     assert 1e-9 < distance(federation.state["psi"], deaf.state["psi"]) < 1e-2
+
+
+@pytest.mark.parametrize("value", [1e307, 1.5e308])
+def test_an_update_that_overflows_on_the_noise_image_is_left_out(images, value):
+    """Finite parameters, and a finite mean of all clients' parameters, with an embedding that is not."""
+    wanted = experiment({"fedmatch.helper_every": 1, "fedmatch.helpers": 1}, clients_per_round=3, rounds=2)
+    one, other = (tiny.federation(wanted, images) for _ in range(2))
+    tasks = one.tasks()
+    answers = [
+        Answer(task.client, task.steps, task.received, result.upload)
+        for task, result in zip(tasks, one.engine.run(tasks), strict=True)
+    ]
+    huge = {**answers[0].upload, "sigma": torch.full_like(answers[0].upload["sigma"], value)}
+    _, problems = one.conclude([replace(answers[0], upload=huge), *answers[1:]])
+    other.conclude(answers[1:])
+    assert problems == {answers[0].client: "the update makes the model not finite"}
+    tiny.assert_equal(one.state, other.state)
+    assert one.method.helpers(one.state, answers[1].client) == [answers[2].client]
+
+
+def test_embeddings_that_are_not_finite_are_no_neighbours():
+    """Earlier versions left such ones in checkpoints."""
+    method = FedMatch(experiment({"fedmatch.helpers": 1}))
+    points = {0: [0.0, 1.0], 1: [math.nan, 1.0], 2: [1.0, 0.0]}
+    state = {f"embedding.{client}": torch.tensor(point) for client, point in points.items()}
+    assert [method.helpers(state, client) for client in points] == [[2], [], [0]]
 
 
 def test_the_noise_image_is_fixed_and_looks_like_a_normalised_one():

@@ -155,6 +155,12 @@ def site(
     clip_norm: ClipNorm = None,
     dp_epsilon: Epsilon = None,
     dp_delta: Delta = None,
+    helpers: Annotated[
+        bool, typer.Option("--helpers/--no-helpers", help="FedMatch hands this site's parameters to other sites.")
+    ] = True,
+    allow_modules: Annotated[
+        bool, typer.Option("--allow-modules", help="Runs may name classes of modules installed here.")
+    ] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
 
@@ -172,6 +178,7 @@ def site(
     bundle = layout.find_bundle(folder.resolve(), name)
     wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
+    options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_ended(lambda: sites.join(bundle, name, data, options, _say), endless=True)
 
 
@@ -302,7 +309,9 @@ def _until_ended(work: Callable[[], Any], endless: bool = False) -> None:
 
 
 def _say(line: str) -> None:
-    Console(soft_wrap=True, markup=False, highlight=False).print(line)
+    from feddure.deployment.printable import printable
+
+    Console(soft_wrap=True, markup=False, highlight=False).print(printable(line, 20_000))
     sys.stdout.flush()
 
 

@@ -48,12 +48,12 @@ def show_check(found: "CheckUp") -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in found.findings:
-        table.add_row(_MARKS[finding.level], finding.what, escape(finding.text))
+        table.add_row(_MARKS[finding.level], finding.what, _text(finding.text))
     console.print(table)
     if found.labelled:
         console.print(_counts(found))
     for file, reason in found.unreadable[:_NAMED_FILES]:
-        console.print(f"unreadable: {escape(file)}: {escape(reason)}", soft_wrap=True)
+        console.print(f"unreadable: {_text(file)}: {_text(reason)}", soft_wrap=True)
     if len(found.unreadable) > _NAMED_FILES:
         console.print(f"... and {len(found.unreadable) - _NAMED_FILES} more (--json names all)")
     if found.passed:
@@ -69,7 +69,7 @@ def _counts(found: "CheckUp") -> Table:
     table.add_column("", no_wrap=True)
     most = max(*found.labelled.values(), 1)
     for name, count in found.labelled.items():
-        table.add_row(escape(name), f"{count:,}", f"[blue]{_bar(count / most)}[/]")
+        table.add_row(_text(name), f"{count:,}", f"[blue]{_bar(count / most)}[/]")
     table.add_section()
     ratio = f"{found.unlabelled / max(1, sum(found.labelled.values())):.1f} for each labelled one"
     table.add_row("unlabelled", f"{found.unlabelled:,}", ratio if found.unlabelled else "")
@@ -121,7 +121,7 @@ def show_status(found: "Status", folder: Path) -> None:
     for site in found.sites:
         colour = {"online": "green", "offline": "yellow", "unregistered": "red"}.get(site.status, "default")
         status = "registered, not seen yet" if site.status == "registered" else site.status
-        sites.add_row(escape(site.site), f"[{colour}]{status}[/]", site.since)
+        sites.add_row(_text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since))
     console.print(sites)
     if not found.runs:
         console.print("no runs yet")
@@ -136,7 +136,12 @@ def show_status(found: "Status", folder: Path) -> None:
         place = Path(run.folder)
         shown = folder / place.relative_to(folder.resolve()) if place.is_relative_to(folder.resolve()) else place
         runs.add_row(
-            run.run, run.status, last, accuracy, duration(run.seconds), escape(str(shown) if run.folder else "")
+            _text(run.run),
+            _text(run.status),
+            last,
+            accuracy,
+            duration(run.seconds),
+            _text(str(shown) if run.folder else ""),
         )
     console.print(runs)
 
@@ -148,6 +153,13 @@ def print_json(value: Any) -> None:
         tree["passed"] = value.passed
     json.dump(tree, sys.stdout, indent=2)
     print()
+
+
+def _text(text: str) -> str:
+    """What others wrote, as it may stand in a table."""
+    from feddure.deployment.printable import printable
+
+    return escape(printable(text))
 
 
 def _plain() -> Console:

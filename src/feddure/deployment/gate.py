@@ -3,20 +3,23 @@
 Flower's SuperLink serves three interfaces on one port: the Fleet API, where sites authenticate with their keys, and
 the Control and Runtime APIs, which ask for no user: whoever reaches them can start runs, and with them Python code at
 every site. So the SuperLink listens on the loopback address, and the gate, with the server's certificate, passes on
-requests of the Fleet API and nothing else.
+requests of the Fleet API and nothing else. Strangers are turned away before the body of their request is read, and
+nobody can make the gate hold more than a little memory, or a connection for nothing.
 """
 
+import asyncio
 import base64
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddure.deployment.signatures import PUBLIC_KEY, is_signed
 from feddure.errors import RunError
 
 if TYPE_CHECKING:
@@ -26,8 +29,11 @@ _FLEET = re.compile(rb"/v1/fleet/[a-z-]+")
 _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
-_PUBLIC_KEY = b"flwr-public-key"
 _START_SECONDS = 20.0
+_HEAD_BYTES = 64 << 10
+_BODY_BYTES = 1 << 30
+"""Far more than a message with a model: Flower sends large ones in parts."""
+_BODY_PAUSE_SECONDS = 60.0
 
 Scope = dict[str, Any]
 Receive = Callable[[], Any]
@@ -44,13 +50,31 @@ class Visit:
     status: int
 
 
-class Gate:
-    """An ASGI application that passes requests of the Fleet API on to the SuperLink."""
+class BrokenOff(Exception):
+    """A request's body did not come as it should; `status` is what is answered."""
 
-    def __init__(self, superlink: str, authority: Path | None, observe: Callable[[Visit], None] = lambda visit: None):
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+class Gate:
+    """An ASGI application that passes requests of the Fleet API on to the SuperLink.
+
+    With `keys`, public keys of sites, only requests that are signed with one of them.
+    """
+
+    def __init__(
+        self,
+        superlink: str,
+        authority: Path | None,
+        observe: Callable[[Visit], None] = lambda visit: None,
+        keys: Collection[bytes] | None = None,
+    ):
         import httpx
 
         self._observe = observe
+        self._keys = keys
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=authority) if authority else False
         scheme = "https" if authority else "http"
         self._client = httpx.AsyncClient(
@@ -68,8 +92,15 @@ class Gate:
         if scope["method"] != "POST" or not _FLEET.fullmatch(path) or scope["query_string"]:
             await _answer(send, 403)
             return
-        status = await self._pass_on(scope, receive, send)
-        key = next((value for name, value in scope["headers"] if name == _PUBLIC_KEY), None)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            await _answer(send, 400)  # two lengths of one body: which of them holds is not for the gate to guess
+            return
+        if self._keys is not None and not is_signed(scope["headers"], self._keys):
+            status = 401
+            await _answer(send, status)
+        else:
+            status = await self._pass_on(scope, receive, send)
+        key = next((value for name, value in scope["headers"] if name == PUBLIC_KEY), None)
         address = scope["client"][0] if scope.get("client") else "?"
         self._observe(Visit(path.decode().rpartition("/")[2], key, address, status))
 
@@ -81,6 +112,9 @@ class Gate:
         )
         try:
             answer = await self._client.send(request, stream=True)
+        except BrokenOff as broken:
+            await _answer(send, broken.status)
+            return broken.status
         except httpx.TransportError:
             await _answer(send, 503)  # sites try again after this answer
             return 503
@@ -92,16 +126,29 @@ class Gate:
 
 
 class RunningGate:
-    """A gate that listens, in a thread of its own."""
+    """A gate that listens, in a thread of its own, for at most so many connections at a time."""
 
-    def __init__(self, gate: Gate, host: str, port: int, certificate: Path | None = None, key: Path | None = None):
+    def __init__(
+        self,
+        gate: Gate,
+        host: str,
+        port: int,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        connections: int = 1000,
+    ):
         import uvicorn
+
+        from feddure.deployment.patience import ImpatientProtocol
 
         self._server = uvicorn.Server(
             uvicorn.Config(
                 gate,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
+                http=ImpatientProtocol,
+                h11_max_incomplete_event_size=_HEAD_BYTES,
+                limit_concurrency=connections,
                 lifespan="off",
                 ws="none",
                 log_level="critical",
@@ -150,11 +197,19 @@ def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    received = 0
     while True:
-        message = await receive()
+        try:
+            message = await asyncio.wait_for(receive(), _BODY_PAUSE_SECONDS)
+        except TimeoutError:
+            raise BrokenOff(408) from None
         if message["type"] == "http.disconnect":
-            raise ConnectionError("the site went away")
-        yield message.get("body", b"")
+            raise BrokenOff(400)  # nobody is there to read it
+        chunk = message.get("body", b"")
+        received += len(chunk)
+        if received > _BODY_BYTES:
+            raise BrokenOff(413)
+        yield chunk
         if not message.get("more_body", False):
             return
 

@@ -37,9 +37,14 @@ def note(folder: ServerFolder, entry: Entry) -> None:
     write_whole(folder.ledger, content.encode(), RunError, durable=True)
 
 
+def last(folder: ServerFolder, run_folder: Path) -> Entry | None:
+    """The last start of the run in a folder."""
+    return next((entry for entry in reversed(read(folder)) if Path(entry.folder) == run_folder), None)
+
+
 def last_options(folder: ServerFolder, run_folder: Path) -> dict[str, Any]:
     """What the run in a folder was asked for when it was last started."""
-    entries = [entry for entry in read(folder) if Path(entry.folder) == run_folder]
-    if not entries:
+    entry = last(folder, run_folder)
+    if entry is None:
         raise RunError(f"{run_folder}: not a run of this federation; give the options it was started with")
-    return entries[-1].options
+    return entry.options

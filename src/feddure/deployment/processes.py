@@ -11,14 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from feddure.deployment.printable import printable
 from feddure.errors import RunError
 
 _END_SECONDS = 20.0
 _ORPHAN_SECONDS = 10.0
 
 
-class Ended(Exception):
-    """The user (Ctrl-C) or the system (SIGTERM, a closed terminal) asked to end."""
+class Ended(BaseException):
+    """The user (Ctrl-C) or the system (SIGTERM, a closed terminal) asked to end.
+
+    Like KeyboardInterrupt no Exception: code that survives any damaged file must not survive this.
+    """
 
     def __init__(self, number: int):
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -29,7 +33,14 @@ class Ended(Exception):
 class Process:
     """A child process in a session of its own, so that only its parent decides when it ends."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None):
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        folder: Path | None = None,
+    ):
+        """Start a command in a folder, by default the current one; `log` gets what it prints."""
         self._log_path = log
         self._asked = False
         self._below: dict[int, str] = {}  # what the process had started when it was asked to end
@@ -39,6 +50,7 @@ class Process:
             self.popen = subprocess.Popen(
                 command,
                 env=dict(environment),
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT if self._log is not None else None,
@@ -61,7 +73,8 @@ class Process:
             return ""
         with self._log_path.open("rb") as file:
             file.seek(self._begin)
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            words = file.read().decode(errors="replace").splitlines()[-lines:]
+        return "\n".join(printable(line) for line in words)
 
     def wait(self) -> int:
         """Wait for the end of the process, while signals still get through; returns its exit code."""
@@ -142,7 +155,10 @@ def _outlive(processes: Mapping[int, str]) -> None:
 
 @contextmanager
 def signals_as_ended() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal raise `Ended`, so that everything started is also ended."""
+    """Let Ctrl-C, SIGTERM and a closed terminal raise `Ended`, so that everything started is also ended.
+
+    A signal that is ignored stays so: that is how `nohup` keeps a server running.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,7 +168,8 @@ def signals_as_ended() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Ended(number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    known = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
     before = [signal.signal(number, end) for number in numbers]
     try:
         yield

@@ -1,12 +1,10 @@
 """`feddure federate run`: a run of the federation's app, watched to its real end."""
 
 import itertools
-import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,12 @@ from typing import Any
 from feddure.deployment import commands, ledger
 from feddure.deployment.control import Control, RunState, Show
 from feddure.deployment.layout import ServerFolder, join_address, read_settings
+from feddure.deployment.printable import printable
 from feddure.deployment.processes import Ended, is_listening
 from feddure.errors import RunError
 from feddure.federation.flower import run_config
 from feddure.tracking import records
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FLOWER_SAYS = ("INFO ", "Using SuperLink", "Successfully installed")
 """How lines begin that say nothing about the run."""
 
@@ -71,15 +69,21 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
     wanted = earlier | options.run_config()
     run_config.read(wanted | {"description": description.to_yaml()})  # a mistake is told before a run is started
     control = Control(folder, show)
-    number = control.start(wanted | {"run-folder": str(run_folder), "resume": options.resume})
-    ledger.note(folder, ledger.Entry(number, str(run_folder), wanted))
+    before = control.runs()
+    _expect_over(folder, run_folder, before)
     go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
+    number: str | None = None
     try:
-        with _stopped_when_ended(control, number, go_on, show):
-            _stream(control, number, show)
-            state = _final_state(control, number)
-    except RunError as problem:
-        raise RunError(f"run {number}: the server went away; once it is back, {go_on}\n{problem}") from None
+        number = control.start(wanted | {"run-folder": str(run_folder), "resume": options.resume})
+        ledger.note(folder, ledger.Entry(number, str(run_folder), wanted))
+        state = _watch(control, number, go_on, show)
+    except Ended:  # Ctrl-C here is meant for the run at the SuperLink
+        if number is None:
+            _stop(control, _nobodys(control, folder, {each.run for each in before}, show), show)
+        else:
+            _stop(control, [number], show)
+            show(go_on)
+        raise
     if not state.completed:
         reason = f": {state.details}" if state.details else ""
         raise RunError(
@@ -113,6 +117,24 @@ def _expect_place(run_folder: Path, resume: bool) -> None:
         raise RunError(f"{run_folder}: a run is there already; choose another --out, or add --resume to go on with it")
 
 
+def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunState]) -> None:
+    last = ledger.last(folder, run_folder)
+    for state in states:
+        if last is not None and state.run == last.run and state.going_on:
+            raise RunError(
+                f"{run_folder}: run {state.run} is still going on there ({state.status}); wait for its end, or stop "
+                f"it: `FLWR_HOME={folder.flower_home} flwr stop {state.run} {commands.CONNECTION}`"
+            )
+
+
+def _watch(control: Control, number: str, go_on: str, show: Show) -> RunState:
+    try:
+        _stream(control, number, show)
+        return _final_state(control, number)
+    except RunError as problem:
+        raise RunError(f"run {number}: the server went away; once it is back, {go_on}\n{problem}") from None
+
+
 def _stream(control: Control, number: str, show: Show) -> None:
     command = commands.stream_log(number)
     show("$ " + commands.shown(command))
@@ -128,7 +150,7 @@ def _stream(control: Control, number: str, show: Show) -> None:
     ) as stream:
         try:
             for line in stream.stdout or ():
-                text = _COLOUR.sub("", line).rstrip()
+                text = printable(line.rstrip())
                 if text and not text.startswith(_FLOWER_SAYS):
                     show(text)
         except BaseException:
@@ -145,13 +167,20 @@ def _final_state(control: Control, number: str) -> RunState:
         time.sleep(1)
 
 
-@contextmanager
-def _stopped_when_ended(control: Control, number: str, go_on: str, show: Show) -> Iterator[None]:
-    """Stop the run at the SuperLink when the operator presses Ctrl-C here."""
-    try:
-        yield
-    except Ended:
+def _stop(control: Control, numbers: Iterable[str], show: Show) -> None:
+    for number in numbers:
         show(f"stopping run {number}")
-        control.stop(number)
-        show(go_on)
-        raise
+        try:
+            control.stop(number)
+        except RunError as problem:
+            show(f"run {number} could not be stopped: {problem}")
+
+
+def _nobodys(control: Control, folder: ServerFolder, before: set[str], show: Show) -> list[str]:
+    """Runs that came up while one was being started here, and that nobody noted as theirs."""
+    try:
+        known = before | {entry.run for entry in ledger.read(folder)}
+        return [state.run for state in control.runs() if state.going_on and state.run not in known]
+    except RunError as problem:
+        show(f"a run may have been started; look with: feddure federate status {folder.root}\n{problem}")
+        return []

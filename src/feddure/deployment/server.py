@@ -1,5 +1,6 @@
 """`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the gate in front."""
 
+import ipaddress
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from feddure.federation.flower.description import Description
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
+_REMEMBERED_ADDRESSES = 1000
+_CONNECTIONS_PER_SITE, _MORE_CONNECTIONS = 20, 50
 
 
 @contextmanager
@@ -42,11 +45,13 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Proc
         wait_until(lambda: is_listening(commands.LOOPBACK, settings.control_port), superlink, "flower-superlink")
         if settings.secure:
             control.register(description.sites)
-        visits = Visits(_sites_by_key(folder, description) if settings.secure else {}, show)
+        sites = _sites_by_key(folder, description) if settings.secure else {}
         inside = join_address(commands.LOOPBACK, settings.control_port)
-        gate = Gate(inside, folder.authority if settings.secure else None, visits)
-        protected = (folder.certificate, folder.key) if settings.secure else (None, None)
-        ending.enter_context(RunningGate(gate, host, port, *protected))
+        authority = folder.authority if settings.secure else None
+        gate = Gate(inside, authority, Visits(sites, show), set(sites) if settings.secure else None)
+        certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
+        connections = _CONNECTIONS_PER_SITE * len(description.sites) + _MORE_CONNECTIONS
+        ending.enter_context(RunningGate(gate, host, port, certificate, key, connections))
         protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
@@ -85,7 +90,8 @@ class Visits:
 
     def _tell_refused(self, visit: Visit, site: str | None) -> None:
         now = time.monotonic()
-        if now - self._refused.get(visit.address, -_QUIET_SECONDS) >= _QUIET_SECONDS:
+        self._refused = {address: at for address, at in self._refused.items() if now - at < _QUIET_SECONDS}
+        if visit.address not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
             self._refused[visit.address] = now
             reason = f"{site}: is its clock right?" if site else "a key that is not registered"
             self._say(f"turned away: {visit.address} ({reason})")
@@ -97,11 +103,26 @@ class Visits:
 def _bind_address(host: str) -> str:
     """The address to listen on: a name is looked up, so that an error can say what it stands for."""
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as problem:
         raise RunError(
             f"{host}: this name has no address here ({problem}); `--host ADDRESS` names the address to bind"
         ) from None
+    # Many systems give their own name such an address; the server would be ready, and out of reach of every site.
+    if host != "localhost" and not _is_address(host) and ipaddress.ip_address(address).is_loopback:
+        raise RunError(
+            f"{host}: stands for {address} on this machine, which no site can reach; "
+            f"say `--host` and the machine's address in the network, or `--host 0.0.0.0` for all of its addresses"
+        )
+    return address
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _expect_certificates(folder: ServerFolder, show: Show) -> None:

@@ -49,6 +49,8 @@ def start(
     environment: Mapping[str, str] | None = None,
 ) -> Process:
     """A site's SuperNode, started with the options of its ClientApp; the caller ends it."""
+    bundle = Bundle(bundle.root.resolve())  # the SuperNode starts in another folder
+    _make_private(bundle.state)
     found = check(bundle, site, data, connect=False, cache=bundle.cache)
     for finding in found.findings:
         if finding.level == "note":
@@ -62,11 +64,23 @@ def start(
         raise RunError(f"site {site} cannot join:\n{reached.text}")
     if reached.outcome == "unreachable":
         show(f"note: {reached.text} The site keeps trying.")
-    bundle.state.mkdir(exist_ok=True)
     bundle.flower_home.mkdir(exist_ok=True)
     programs = guard.write_programs(bundle.programs)
+    surroundings = commands.environment(bundle.flower_home, programs) | dict(environment or {})
     if os.name == "nt":
         show("note: the guard does not work on Windows: a run could bring code of the server's choice here")
+    else:
+        guard.expect_first(programs, surroundings["PATH"])
     command = commands.supernode(bundle, connection, data.resolve(), free_port(), options)
     show("$ " + commands.shown(command))
-    return Process(command, commands.environment(bundle.flower_home, programs) | dict(environment or {}), log)
+    # A run's options may name modules, and those of the current folder count: not the operator's own.
+    return Process(command, surroundings, log, bundle.flower_home)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only its owner looks into: it will hold the site's pixels."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)  # of an earlier version, or unpacked with another mode
+    except OSError as problem:
+        raise RunError(f"{folder}: cannot be made private ({problem.strerror}); unpack the bundle elsewhere") from None

@@ -5,7 +5,7 @@ how many images a client has, never the images. Its optimisers are those of Redd
 model is Polyak's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,13 +120,14 @@ class Server:
         problems = {answer.client: problem for answer in answers if (problem := answer.problem or _problem(answer))}
         communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
-        if used:
-            before = self.state["theta"]
-            weights = [self._weight(answer.client) for answer in used]
-            clients = [answer.client for answer in used]
-            state = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
-            state["theta"], self.moments = optimise(self.experiment.server, before, state["theta"], self.moments)
-            self.state = state
+        found = self._aggregate(used)
+        if found is None:  # finite updates whose sum, say, is not: whoever does this alone is left out
+            guilty = {answer.client for answer in used if self._aggregate([answer]) is None}
+            found = self._aggregate([answer for answer in used if answer.client not in guilty])
+            if found is None:
+                guilty, found = {answer.client for answer in used}, (self.state, self.moments)
+            problems |= dict.fromkeys(sorted(guilty), "the update makes the model not finite")
+        self.state, self.moments = found
         if self.experiment.server.ema is not None:
             model = self.method.global_model(self.state)
             decay = self.experiment.server.ema
@@ -175,6 +176,17 @@ class Server:
     def _can_learn(self, client: int) -> bool:
         holding, needs = self.holdings[client], self.method.needs
         return bool(holding.total if needs.every_label or needs.unlabelled else holding.labelled)
+
+    def _aggregate(self, used: Sequence[Answer]) -> tuple[State, State] | None:
+        """The next state and moments from these answers; None where they would not be finite."""
+        if not used:
+            return self.state, self.moments
+        weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
+        state = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
+        before = self.state["theta"]
+        state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
+        new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
+        return (state, moments) if _all_finite([*new, *moments.values()]) else None
 
     def _communication(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
@@ -251,8 +263,11 @@ def _expect_squares(dataset: Dataset) -> None:
 
 
 def _problem(answer: Answer) -> str:
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in answer.upload.values())
-    return "" if finite else "the update is not finite"
+    return "" if _all_finite(answer.upload.values()) else "the update is not finite"
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

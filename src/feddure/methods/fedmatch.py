@@ -146,14 +146,19 @@ class FedMatch(Method):
 
     def helpers(self, server: State, client: int) -> list[int]:
         """The H other clients whose embeddings lie nearest; none for a new client or among too few."""
-        seen = sorted(int(name.partition(".")[2]) for name in server if name.startswith("embedding."))
+        embeddings = {
+            int(name.partition(".")[2]): tensor
+            for name, tensor in server.items()
+            if name.startswith("embedding.") and bool(torch.isfinite(tensor).all())
+        }
+        seen = sorted(embeddings)
         others = [other for other in seen if other != client]
         if client not in seen or len(others) < self.options.helpers:
             return []
         from scipy.spatial import KDTree  # slow to import, and only servers need it
 
-        tree = KDTree([server[f"embedding.{other}"].tolist() for other in others])
-        _, nearest = tree.query(server[f"embedding.{client}"].tolist(), k=self.options.helpers)
+        tree = KDTree([embeddings[other].tolist() for other in others])
+        _, nearest = tree.query(embeddings[client].tolist(), k=self.options.helpers)
         return [others[place] for place in np.atleast_1d(nearest)]
 
     def aggregate(

@@ -89,12 +89,80 @@ def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
     assert "test.accuracy" not in answer(train(nodes, 11, federation))
 
 
-def test_what_goes_wrong_at_a_site_is_answered_with_the_reason(root):
+def only_a_broken_file(home):
+    shutil.rmtree(home)
+    (home / "unlabelled").mkdir(parents=True)
+    (home / "unlabelled" / "jane-doe.png").write_bytes(b"no image")
+
+
+WRONG = {
+    "class": (
+        lambda home: (home / "labelled" / "jane-doe").mkdir(),
+        "a class folder that the federation does not have",
+    ),
+    "part": (
+        lambda home: (home / "jane-doe").mkdir(),
+        "a folder of another name beside labelled, unlabelled, test",
+    ),
+    "file": (
+        lambda home: (home / "labelled" / "jane-doe.png").write_bytes(b"x"),
+        "a file in labelled/ that is in no class folder",
+    ),
+    "no image": (only_a_broken_file, "no readable image in labelled/ or unlabelled/"),
+    "no parts": (
+        lambda home: [shutil.rmtree(home / part) for part in ("labelled", "unlabelled")],
+        "its folder has neither labelled/ nor unlabelled/",
+    ),
+    "no folder": (shutil.rmtree, "its folder of images is not there"),
+    "a loop": (
+        lambda home: (home / "unlabelled" / "jane-doe").symlink_to(home),
+        "DataError at the site; its log has the details",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_goes_wrong_at_a_site_is_answered_without_paths_and_names(root, kind, capsys):
+    """The site's own log has them."""
     federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
-    (root / "images" / "clients" / "north" / "labelled" / "e").mkdir()
+    spoil, public = WRONG[kind]
+    home = root / "images" / "clients" / "north"
+    spoil(home)
     reply = train(federated.grid(root), 11, federation)
-    assert "has no class 'e'; there are: a, b, c, d" in answer(reply)["problem"]
+    assert answer(reply) == {"problem": public, "site": "north"}
     assert not reply.content.array_records
+    assert f"problem: {home}" in capsys.readouterr().out
+
+
+def test_a_round_that_no_site_could_carry_out_is_refused(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    nodes = federated.grid(root)
+    for assignment in (Assignment(0, 1, 0, 2, 2**36), Assignment(0, 1, 0, 2**40, 6), Assignment(0, 1, 0, 0, 6)):
+        told = answer(train(nodes, 11, federation, assignment))
+        assert "expected at most 65536 images in a step and 100000000 in a round" in told["problem"]
+
+
+@pytest.mark.parametrize("name", ["method", "model"])
+def test_a_server_cannot_make_a_site_import_a_module(root, name, tmp_path, monkeypatch):
+    (tmp_path / f"own_{name}.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    wanted = {"model": "cnn"} | {name: f"own_{name}:Class"}
+    text = federated.experiment(wanted, federated.SETTINGS.replace("model=cnn ", "")).to_yaml()
+    for allowed in (False, True):
+        nodes = federated.grid(root, modules=allowed)
+        content = messages.pack_state({"theta": torch.zeros(1)})
+        content[TASK] = Task(Assignment(0, 1, 0, 1, 6), text, "run", 0, 0).pack()
+        for kind in (messages.QUERY, messages.TRAIN):
+            (number,) = nodes.push_messages([Message(content, 11, kind)])
+            told = answer(nodes.pull_messages([number])[0])
+            assert (told.get("problem") == "own modules are not allowed at this site") == (not allowed)
+        assert (tmp_path / "imported").exists() == allowed
+
+
+def test_options_of_privacy_that_are_no_numbers_are_told_without_their_values(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    reply = train(federated.grid(root, **{"clipping-norm": "/home/jane-doe"}), 11, federation)
+    assert answer(reply) == {"problem": "the site's options of privacy are not numbers"}
 
 
 def test_an_unexpected_error_is_answered_without_its_details(root, capsys):
@@ -115,7 +183,9 @@ def test_a_sites_own_description_comes_first(root, tmp_path):
     own = tmp_path / "federation.yaml"
     own.write_text(federated.DESCRIPTION.model_copy(update={"sites": ("east",)}).to_yaml())
     nodes = federated.grid(root, description=str(own))
-    assert "has no such site; there are: east" in answer(train(nodes, 11, federation))["problem"]
+    assert (
+        answer(train(nodes, 11, federation))["problem"] == "its description of the federation has no site of its name"
+    )
 
 
 # --- memory ------------------------------------------------------------------------------------------------

@@ -52,6 +52,13 @@ def test_a_damaged_file_counts_as_lost(tmp_path):
     assert OnDisk(tmp_path, "one").recall(1) is None
 
 
+def test_nobody_else_can_read_a_memory(tmp_path):
+    state = tmp_path / "state"
+    OnDisk(state, "one").keep(1, {"w": torch.ones(1)}, ())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (state, *state.rglob("*"))}
+    assert modes == {"state": 0o700, "memory": 0o700, "one": 0o700, "round-1.safetensors": 0o600}
+
+
 @pytest.mark.parametrize("name", ["../other", "", "a/b", "..", "a.b"])
 def test_the_server_cannot_choose_a_path_at_the_site(name, tmp_path):
     with pytest.raises(RunError, match="expected letters and digits"):

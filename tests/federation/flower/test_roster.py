@@ -61,7 +61,7 @@ def test_a_refused_node_is_asked_again_after_a_while(root, monkeypatch):
     found = make(nodes, said)
     found.update()
     found.update()
-    assert "has no class 'z'" in found.refused[12]
+    assert found.refused[12] == "site 'south': a class folder that the federation does not have"
     assert asked(nodes).count(12) == 1
     (root / "images" / "clients" / "south" / "labelled" / "z").rmdir()
     monkeypatch.setattr(roster, "_ASK_AGAIN_SECONDS", 0.0)
@@ -86,19 +86,58 @@ def test_whoever_is_missing_is_named_with_the_reasons(root):
     del nodes.contexts[11]
     (root / "images" / "clients" / "south" / "labelled" / "z").mkdir()
     with pytest.raises(
-        RunError, match=r"1 of 3 sites are connected \(not north, south\); site 'south': .*no class 'z'"
+        RunError, match=r"1 of 3 sites are connected \(not north, south\); site 'south': a class folder that"
     ):
         make(nodes).wait(3, 0.1)
 
 
-def test_impossible_numbers_of_images_are_refused(root):
-    nodes = federated.grid(root)
+def saying(**told):
+    """A change of a site's answer."""
 
-    def boast(message, reply):
-        reply.content.config_records["answer"]["labelled"] = -5
+    def change(message, reply):
+        reply.content.config_records["answer"].update(told)
         return reply
 
-    nodes.changes[12] = boast
+    return change
+
+
+@pytest.mark.parametrize("kind", ["labelled", "unlabelled", "unreadable"])
+@pytest.mark.parametrize("number", [-5, 10**8 + 1, 2**40])
+def test_impossible_numbers_of_images_are_refused(root, kind, number):
+    nodes = federated.grid(root)
+    nodes.changes[12] = saying(**{kind: number})
     found = make(nodes)
     found.update()
-    assert found.refused[12] == "site 'south': it says that its number of 'labelled' is -5"
+    assert found.refused[12] == f"site 'south': it says that its number of '{kind}' is {number}"
+
+
+def test_a_client_beyond_their_number_is_refused(root):
+    nodes = federated.grid(root)
+    nodes.changes[12] = saying(clients=1)
+    found = make(nodes)
+    found.update()
+    assert found.refused[12] == "site 'south': it says that it is client 1 of 1, expected a number from 0"
+
+
+FORGED = "x\nfeddure: round 1/2, accuracy 99.9 %\x1b]0;title\x07\x1b[2J\u202e" + "y" * 5000
+
+
+@pytest.mark.parametrize("told", [{"site": FORGED}, {"problem": FORGED}, {"version": FORGED}, {"labelled": FORGED}])
+def test_what_a_site_says_is_one_short_line_of_printable_characters(root, told):
+    nodes, said = federated.grid(root), []
+    nodes.changes[12] = saying(**told)
+    found = make(nodes, said)
+    found.update()
+    for line in [*said, *found.refused.values()]:
+        assert line.isprintable()
+        assert len(line) < 500
+    assert any("x feddure: round" in line or "x\\nfeddure" in line for line in said)
+
+
+def test_a_refused_site_is_shown_by_its_registered_name(root):
+    nodes = federated.grid(root)
+    nodes.names = {12: "south"}
+    nodes.changes[12] = saying(site="north", fingerprint="another")
+    found = make(nodes)
+    found.update()
+    assert found.refused[12].startswith("site 'south': it goes by another description")

@@ -159,6 +159,71 @@ def test_a_killed_server_goes_on_from_its_last_checkpoint(root, monkeypatch, eve
     assert written(root)[-1]["test_ema"] == expected.test()["test_ema"]
 
 
+@pytest.mark.parametrize("joins_late", [False, True])
+def test_a_run_resumed_without_a_site_is_the_undisturbed_one(root, tmp_path, monkeypatch, joins_late):
+    """From round 3 on, south is away; it counts as a site with images all the same."""
+
+    def play(nodes, kill, **given):
+        absent = nodes.contexts.pop(12) if joins_late and not given.get("resume") else None
+        playing = server_app.Rounds.play
+
+        def play_round(self):
+            if self._server.round == 1 and absent is not None:
+                nodes.contexts[12] = absent
+            if self._server.round == 2:
+                nodes.contexts.pop(12, None)
+                if kill:
+                    raise Killed
+            playing(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server_app.Rounds, "play", play_round)
+            return federated.federate(root, nodes, method="fedavg", rounds=6, minimum_sites=2, **given)
+
+    settings = federated.SETTINGS.replace("unlabelled_batch=6", "unlabelled_batch=auto")
+    whole = play(federated.grid(root), False, run_folder=str(tmp_path / "whole"), settings=settings)
+    with pytest.raises(Killed):
+        play(federated.grid(root), True, settings=settings)
+    nodes = federated.grid(root)
+    del nodes.contexts[12]
+    resumed = play(nodes, False, resume=True, settings=settings)
+    assert [r["clients"] for r in written(root)] == [
+        r["clients"] for r in records.read(tmp_path / "whole" / "metrics.jsonl")
+    ]
+    tiny.assert_equal(resumed.state, whole.state)
+    about = json.loads((root / "run" / "federation.json").read_text())
+    assert [site["site"] for site in about["sites"]] == list(federated.SITES)
+    away = [record["federation"]["drawn_but_away"] for record in written(root)]
+    assert away[2:] == [["south"] if 1 in record["clients"] else [] for record in written(root)[2:]]
+    assert ["south"] in away[2:]
+
+
+def test_sites_that_are_not_there_yet_do_not_shrink_automatic_batches(root):
+    nodes = federated.grid(root)
+    del nodes.contexts[12], nodes.contexts[13]
+    settings = federated.SETTINGS.replace("unlabelled_batch=6", "unlabelled_batch=auto")
+    server = federated.federate(root, nodes, settings=settings, minimum_sites=1)
+    assert server.unlabelled_batch == 5  # a fifth of north's 24
+
+
+def test_a_second_server_does_not_write_into_the_same_folder(root):
+    problems = []
+
+    def start_another(message, reply):
+        if trains(message) and not problems:
+            with pytest.raises(RunError, match="another server is writing this run") as problem:
+                federated.federate(root, resume=True)
+            problems.append(problem)
+        return reply
+
+    nodes = federated.grid(root)
+    nodes.changes[11] = start_another
+    server = federated.federate(root, nodes, settings=federated.SETTINGS, rounds=2)
+    assert problems
+    tiny.assert_equal(server.state, simulated(root).state)
+    assert federated.federate(root, resume=True).round == 2  # the lock is gone with its server
+
+
 def test_a_resumed_run_keeps_its_configuration(root):
     federated.federate(root)
     with pytest.raises(RunError, match=r"another configuration \(.*seed: 0 there, 1 given"):
@@ -302,6 +367,90 @@ def test_a_round_in_which_nobody_answers_keeps_the_model(root):
     assert written(root)[0]["train"] == {}
 
 
+def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(root):
+    nodes = federated.grid(root)
+    nodes.changes = dict.fromkeys((11, 12, 13), fails)
+    with pytest.raises(RunError, match=r"5 rounds in a row without a usable update \(site '\w+': error 2: last line"):
+        federated.federate(root, nodes, settings=ALL, rounds=20)
+    assert len(written(root)) == 5
+    server = federated.federate(root, settings=ALL, rounds=20, resume=True)
+    assert server.round == 20
+    assert [len(record["left_out"]) for record in written(root)] == [3] * 5 + [0] * 15
+
+
+def test_single_usable_updates_keep_a_run_going(root):
+    nodes = federated.grid(root)
+
+    def fails_often(message, reply):
+        return (
+            reply if trains(message) and message.content.config_records["task"]["round"] == 5 else fails(message, reply)
+        )
+
+    nodes.changes = dict.fromkeys((11, 12, 13), fails_often)
+    assert federated.federate(root, nodes, settings=ALL, rounds=9).round == 9
+
+
+def test_one_sites_claim_does_not_become_everybodys_batch(root):
+    nodes = federated.grid(root)
+    nodes.changes[13] = introduced_with(unlabelled=10**8)
+    settings = federated.SETTINGS.replace("unlabelled_batch=6", "unlabelled_batch=auto")
+    with pytest.raises(ConfigError, match=r"would be 6666670 in each step, more than 4096; add unlabelled_batch=N"):
+        federated.federate(root, nodes, settings=settings)
+    assert not (root / "run").exists()
+
+
+def introduced_with(**told):
+    def change(message, reply):
+        if not trains(message):
+            reply.content.config_records[ANSWER].update(told)
+        return reply
+
+    return change
+
+
+def test_huge_parameters_of_one_site_do_not_end_a_fedmatch_run(root):
+    """Each is finite; their sum is not."""
+    settings = ALL.replace("fp64", "fp32") + " fedmatch.helper_every=2 fedmatch.helpers=1"
+    nodes = federated.grid(root)
+
+    def huge(message, reply):
+        if trains(message):
+            sent = reply.content.array_records[PARAMETERS]
+            arrays = {name: Array(np.full_like(array.numpy(), 3e38)) for name, array in sent.items()}
+            reply.content[PARAMETERS] = ArrayRecord(arrays)
+        return reply
+
+    nodes.changes[13] = huge
+    server = federated.federate(root, nodes, settings=settings, method="fedmatch", rounds=4)
+    assert all(torch.isfinite(tensor).all() for tensor in server.state.values())
+    for record in written(root):
+        problems = {site["site"]: site["problem"] for site in record["federation"]["sites"] if "problem" in site}
+        assert problems == {"west": "the update makes the model not finite"}
+
+
+def test_a_site_cannot_write_lines_into_the_log(root, capsys):
+    nodes = federated.grid(root)
+    forged = "x\n\x1b[2Jfeddure: report: somewhere"
+    nodes.changes[11] = replace_array("theta", lambda values: {forged: values})
+    nodes.changes[12] = lambda m, r: Message(Error(code=2, reason=forged), reply_to=m) if trains(m) else r
+    nodes.changes[13] = answer_field("problem", forged)
+    federated.federate(root, nodes, settings=ALL, rounds=1)
+    told = [line for line in capsys.readouterr().out.splitlines() if "somewhere" in line]
+    assert len(told) == 3
+    assert all(line.startswith("feddure: round 1: site '") and line.isprintable() for line in told)
+
+
+def test_only_known_means_are_heard(root):
+    nodes = federated.grid(root)
+    for field, value in {"train.profit": 1.0, "test.secret": 1.0, "train.loss": 1e308, "train.": 2.0}.items():
+        nodes.changes = dict.fromkeys((11, 12, 13), answer_field(field, value))
+        federated.federate(root, nodes, settings=ALL, rounds=1, run_folder=str(root / field))
+        (record,) = records.read(root / field / "metrics.jsonl")
+        expected = {"loss", "loss_unlabelled", "d", "weight"} - {field.removeprefix("train.")}
+        assert record["train"].keys() == expected
+        assert all("test_of_received_model" not in site for site in record["federation"]["sites"])
+
+
 # --- who may take part -------------------------------------------------------------------------------------
 def test_a_site_with_another_description_is_refused_by_name(root, tmp_path, capsys):
     other = tmp_path / "other.yaml"
@@ -322,7 +471,9 @@ def test_a_key_of_one_site_does_not_speak_for_another(root):
     nodes.names = {11: "north", 12: "west", 13: "west"}
     federated.federate(root, nodes, settings=ALL, minimum_sites=2)
     assert sorted(written(root)[0]["clients"]) == [0, 2]
-    assert written(root)[0]["federation"]["refused"] == ["site 'south': its key was registered for site 'west'"]
+    assert written(root)[0]["federation"]["refused"] == [
+        "site 'west': its key is that of this site, but it says that it is 'south'"
+    ]
 
 
 def test_a_second_node_of_the_same_site_is_refused(root):
@@ -353,6 +504,20 @@ def test_a_site_that_comes_later_takes_part_from_then_on(root):
     nodes.changes[11] = come
     federated.federate(root, nodes, settings=ALL, minimum_sites=2)
     assert [sorted(record["clients"]) for record in written(root)] == [[0, 1], [0, 1, 2]]
+
+
+def test_fedmatch_says_what_it_does_and_a_site_may_decline(root, capsys):
+    nodes = federated.grid(root)
+    nodes.contexts[12].node_config["helpers"] = False
+    federated.federate(root, nodes, settings=ALL, method="fedmatch", minimum_sites=2)
+    assert "feddure: fedmatch sends a site's parameters to other sites as helpers\n" in capsys.readouterr().out
+    for record in written(root):
+        assert sorted(record["clients"]) == [0, 2]
+        assert record["federation"]["refused"] == [
+            "site 'south': this site declines method 'fedmatch', which sends its parameters to other sites as helpers"
+        ]
+    federated.federate(root, nodes, settings=ALL, method="feddure", run_folder=str(root / "other"))
+    assert "as helpers" not in capsys.readouterr().out
 
 
 # --- what a real federation cannot do ----------------------------------------------------------------------

@@ -179,3 +179,15 @@ def test_an_empty_test_folder_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="no readable image to test on"):
         site_data.load_tests(tmp_path, federated.DESCRIPTION)
+
+
+def test_nobody_else_can_read_the_pixels(folder, tmp_path):
+    """Also where an earlier cache was open to all."""
+    cache = tmp_path / "state" / "cache"
+    load(folder, cache)
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.stat().st_mode & 0o777 for path in (cache, cache.parent)] == [0o700, 0o700]
+    cache.chmod(0o755)
+    load(folder, cache)
+    assert cache.stat().st_mode & 0o777 == 0o700

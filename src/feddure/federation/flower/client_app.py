@@ -1,8 +1,9 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"` and the options of `privacy`. A node of Flower's
-simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that the run names.
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and of `consent`. A node of
+Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that the run
+names.
 """
 
 import traceback
@@ -14,10 +15,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddure.errors import FeddureError
+from feddure.federation.flower.consent import check_consent
 from feddure.federation.flower.memory import InContext, Memory, OnDisk
 from feddure.federation.flower.messages import ANSWER, TASK, Task, pack_answer, pack_state, unpack_state
 from feddure.federation.flower.privacy import protect
 from feddure.federation.flower.site import Site, Worker, open_share, open_site, read_experiment
+from feddure.federation.flower.words import public_text
 
 app = ClientApp()
 
@@ -59,6 +62,7 @@ def _open(context: Context, experiment: str) -> Site:
     if "partition-id" in node and "data" not in node:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
         return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
+    check_consent(node, experiment)
     return open_site(node, str(context.run_config.get("description", "")))
 
 
@@ -72,10 +76,10 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
     try:
         return Message(work(), reply_to=message)
     except FeddureError as error:
-        problem = str(error)
-        print(f"problem: {problem}", flush=True)
+        problem = public_text(error)
+        print(f"problem: {error}", flush=True)
     except Exception as error:
-        problem = f"{type(error).__name__} at the site; its log has the details"
+        problem = public_text(error)
         traceback.print_exc()
     told = {"problem": problem, "site": context.node_config.get("site")}
     return Message(RecordDict({ANSWER: pack_answer(told)}), reply_to=message)

@@ -8,9 +8,9 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddure.federation.flower.messages import ANSWER
+from feddure.federation.flower.words import plain
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_LONGEST_PROBLEM = 1000  # characters
 _MEANINGS = {
     ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
@@ -79,8 +79,8 @@ def read_reply(reply: Message | None) -> tuple[dict, str]:
         if reply.error.code in _MEANINGS:
             return {}, _MEANINGS[reply.error.code]
         lines = (reply.error.reason or "").strip().splitlines()
-        return {}, f"error {reply.error.code}: {lines[-1] if lines else 'no reason given'}"
+        return {}, f"error {reply.error.code}: {plain(lines[-1]) if lines else 'no reason given'}"
     answer = dict(reply.content.config_records.get(ANSWER, {}))
     if not answer:
         return {}, "the answer holds nothing: is this node's app another one?"
-    return answer, str(answer.get("problem", ""))[:_LONGEST_PROBLEM]
+    return answer, plain(answer.get("problem", ""))

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from feddure.errors import RunError
-from feddure.files import write_whole
+from feddure.federation.flower import private
+from feddure.federation.flower.words import sayable
 from feddure.methods.base import State
 
 
@@ -35,7 +36,7 @@ class OnDisk:
 
     def __init__(self, state: Path, run_name: str):
         if not (run_name.isascii() and run_name.isalnum()):  # it comes from the server, and becomes a path here
-            raise RunError(f"the server calls its run {run_name!r}, expected letters and digits; update it")
+            raise sayable(RunError(f"the server calls its run {run_name!r}, expected letters and digits; update it"))
         self._folder = state / "memory" / run_name
 
     def recall(self, round_number: int) -> State | None:
@@ -45,12 +46,10 @@ class OnDisk:
             return None
 
     def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise RunError(f"{self._folder}: cannot be made ({problem.strerror}); name another state folder") from None
+        for folder in (self._folder.parent, self._folder):
+            private.make_folder(folder, RunError)
         content = save({name: tensor.cpu().contiguous() for name, tensor in memory.items()})
-        write_whole(self._file(round_number), content, RunError, durable=True)
+        private.write_file(self._file(round_number), content, RunError, durable=True)
         kept = {self._file(number) for number in (round_number, *also)}
         for file in self._folder.glob("round-*.safetensors"):
             if file not in kept:

@@ -8,10 +8,12 @@ are no weights, and privacy mods treat them differently. Arrays keep their type,
 What leaves a site, and nothing else: its name and its numbers of labelled, unlabelled, unreadable and test images;
 each round the method's upload, the seconds and the process that the work took, and means over all images and steps of
 the round (losses, the weight of pseudo labels, accuracy on the site's own test images); or, in place of all this, the
-text of a problem, which may name a file. Nothing is told of a single image or step, or of a single class.
+text of a problem, which names no folder and no file of the site. Nothing is told of a single image or step, or of a
+single class.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -20,12 +22,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddure.errors import RunError
+from feddure.federation.flower.words import plain, sayable
 from feddure.federation.program import Program
 from feddure.federation.server import Assignment
-from feddure.methods.base import Client, State
+from feddure.methods.base import Client, Method, State
 
 PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
 QUERY, TRAIN = "query", "train"
+MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d"})
+"""What the package's own methods tell of a round's steps."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -54,8 +59,10 @@ class Task:
             others = {field.name: record[field.name] for field in fields(Task) if field.name != "assignment"}
             return Task(assignment, **others)  # type: ignore[arg-type]
         except KeyError as missing:
-            raise RunError(
-                f"the server's message has no {missing}: install the same version of feddure at server and sites"
+            raise sayable(
+                RunError(
+                    f"the server's message has no {missing}: install the same version of feddure at server and sites"
+                )
             ) from None
 
 
@@ -90,7 +97,7 @@ def upload_shapes(program: Program) -> Shapes:
 def find_problem(upload: State, expected: Shapes) -> str:
     """Why an upload cannot be used, or nothing."""
     if upload.keys() != expected.keys():
-        return f"sent arrays {_names(upload)}, expected {_names(expected)}"
+        return f"sent arrays {plain(_names(upload))}, expected {_names(expected)}"
     for name, (shape, dtype) in expected.items():
         found = upload[name]
         if tuple(found.shape) != shape:
@@ -98,6 +105,13 @@ def find_problem(upload: State, expected: Shapes) -> str:
         if found.dtype != dtype:
             return f"sent '{name}' as {_type(found.dtype)}, expected {_type(dtype)}"
     return ""
+
+
+def means_of(method: Method) -> Callable[[str], bool]:
+    """Whether a site under this method may tell a mean of this name; a method of somebody's own may have its own."""
+    if type(method).__module__.startswith("feddure.methods."):
+        return MEANS.__contains__
+    return lambda name: re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is not None
 
 
 def pack_answer(answer: Mapping[str, Any]) -> ConfigRecord:

@@ -67,7 +67,10 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     try:
         protection = Protection.of(message.content.config_records[TASK], context.node_config)
     except ConfigError as error:
-        return _refuse(message, str(error))
+        return _refuse(message, str(error))  # it names options and numbers, nothing of the site
+    except (TypeError, ValueError) as error:
+        print(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})", flush=True)
+        return _refuse(message, "the site's options of privacy are not numbers")
     reply = call_next(message, context)
     if not protection.clipping_norm or reply.has_error() or PARAMETERS not in reply.content.array_records:
         return reply

@@ -11,12 +11,15 @@ from flwr.serverapp import Grid
 from feddure.errors import RunError
 from feddure.federation.flower.exchange import Exchange, read_reply
 from feddure.federation.flower.messages import QUERY, TASK
+from feddure.federation.flower.words import plain
 from feddure.federation.server import Holding
 from feddure.version import VERSION
 
 _PAUSE = 0.5
 _REMIND_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 60.0
+_MOST = 10**8  # images or clients; a larger number is a mistake, and would spoil the batches of all
+_NAME = 60  # characters of a name that is shown
 
 _TOLD = {"site", "client", "clients", "fingerprint", "labelled", "unlabelled", "unreadable"}
 
@@ -56,7 +59,7 @@ class Roster:
     def update(self) -> None:
         """Ask new nodes, hear their answers, and forget nodes that are gone; waits for nobody."""
         nodes = {info.node_id: info for info in self._grid.get_nodes()}
-        self._names = {node: info.name for node, info in nodes.items() if info.name}
+        self._names = {node: plain(info.name, _NAME) for node, info in nodes.items() if info.name}
         for client, member in list(self.members.items()):
             if member.node not in nodes:
                 del self.members[client]
@@ -112,7 +115,8 @@ class Roster:
     def _admit(self, node: int, answer: dict[str, Any], problem: str) -> None:
         problem = problem or self._objection(node, answer)
         if problem:
-            who = answer.get("site") or self._names.get(node) or f"node {node}"
+            # The operator chose the registered name; what a node calls itself may be anything.
+            who = self._names.get(node) or plain(answer.get("site", ""), _NAME) or f"node {node}"
             told = f"site '{who}': {problem}"
             if self.refused.get(node) != told:
                 self._say(f"refused (node {node}): {told}")
@@ -124,15 +128,17 @@ class Roster:
         self.refused.pop(node, None)
         self._refused_at.pop(node, None)
         holding = Holding(answer["labelled"], answer["unlabelled"])
-        member = Member(str(answer["site"]), answer["client"], node, answer["clients"], holding, answer["unreadable"])
-        self.members[member.client] = member
+        client = answer["client"]
+        member = Member(self.name(client), client, node, answer["clients"], holding, answer["unreadable"])
+        self.members[client] = member
         unreadable = f", {member.unreadable} unreadable files left out" if member.unreadable else ""
         self._say(
             f"site '{member.site}' is connected (node {node}): {holding.labelled} labelled and "
             f"{holding.unlabelled} unlabelled images{unreadable}"
         )
         if answer.get("version") != VERSION:
-            self._say(f"note: site '{member.site}' runs feddure {answer.get('version')}, the server {VERSION}")
+            version = plain(answer.get("version"), _NAME)
+            self._say(f"note: site '{member.site}' runs feddure {version}, the server {VERSION}")
 
     def _objection(self, node: int, answer: dict[str, Any]) -> str:
         if not answer.keys() >= _TOLD:
@@ -145,10 +151,12 @@ class Roster:
                 return f"the federation has no such site; there are: {', '.join(self._sites)}"
             registered = self._names.get(node)
             if registered in self._sites and registered != site:
-                return f"its key was registered for site '{registered}'"
+                return f"its key is that of this site, but it says that it is '{site}'"
         for kind in ("client", "clients", "labelled", "unlabelled", "unreadable"):
-            if not isinstance(answer[kind], int) or answer[kind] < 0:
-                return f"it says that its number of '{kind}' is {answer[kind]!r}"
+            if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= _MOST:
+                return f"it says that its number of '{kind}' is {plain(repr(answer[kind]), _NAME)}"
+        if client >= answer["clients"]:
+            return f"it says that it is client {client} of {answer['clients']}, expected a number from 0"
         present = self.members.get(client)
         if present is not None and present.node != node:
             return f"a node that says it is this site is connected already (node {present.node})"

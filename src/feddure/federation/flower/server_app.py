@@ -4,9 +4,8 @@ It does what the simulator's server does, by the same class, and sends one messa
 fails, answers too late or sends something unusable is left out of the round and named in its record.
 """
 
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +16,28 @@ from flwr.serverapp import Grid, ServerApp
 from feddure import config, data
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
-from feddure.errors import ConfigError, FeddureError
+from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.federation import runs
 from feddure.federation.engine import Engine
 from feddure.federation.flower import messages, run_config, site, site_data
+from feddure.federation.flower.consent import shares_parameters
 from feddure.federation.flower.exchange import Exchange, read_reply
 from feddure.federation.flower.messages import TASK, TRAIN, Task
 from feddure.federation.flower.privacy import Protection
 from feddure.federation.flower.roster import Roster
 from feddure.federation.flower.run_config import RunOptions
 from feddure.federation.flower.run_folder import RunFolder
+from feddure.federation.flower.words import plain
 from feddure.federation.server import Answer, Assignment, Holding, Server, resolve_unlabelled_batch
 from feddure.methods.base import State
 
 app = ServerApp()
+
+_MOST_UNLABELLED = 4096  # in a step, where nobody said how many
+_MOST_EMPTY_ROUNDS = 5
+_LARGEST = 1e30  # that a site may tell; sums of such numbers stay finite
+_MOST_MEANS = 32
+_TESTS = ("accuracy", "loss", "images")
 
 
 @app.main()
@@ -45,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def say(text: str) -> None:
     """A line in the run's log, which `flwr log` shows."""
-    print(f"feddure: {text}", flush=True)
+    print(f"feddure: {plain(text, 2000)}", flush=True)
 
 
 def run(grid: Grid, options: RunOptions) -> Server:
@@ -55,20 +62,23 @@ def run(grid: Grid, options: RunOptions) -> Server:
     folder = RunFolder(options.folder, options.experiment, options.resume)
     dataset = _about_images(options)
     roster = _gather(grid, options)
-    server = _start(options, dataset, roster)
+    server = _start(options, dataset, roster, folder.holdings)
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
-    folder.open(server, _introduced(roster))
-    say(f"run folder: {options.folder.resolve()}")
-    if server.round:
-        say(f"going on after round {server.round}")
-    rounds = Rounds(grid, options, server, roster, folder)
-    try:
-        while server.round < server.experiment.rounds:
-            rounds.play()
-    finally:
-        folder.close()
-    say(f"report: {folder.finish(server)}")
+    with folder.locked():
+        folder.open(server, _introduced(roster))
+        say(f"run folder: {options.folder.resolve()}")
+        if shares_parameters(server.experiment.method):
+            say(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
+        if server.round:
+            say(f"going on after round {server.round}")
+        rounds = Rounds(grid, options, server, roster, folder)
+        try:
+            while server.round < server.experiment.rounds:
+                rounds.play()
+        finally:
+            folder.close()
+        say(f"report: {folder.finish(server)}")
     return server
 
 
@@ -84,6 +94,7 @@ class Rounds:
         self._shapes = messages.upload_shapes(server.program)
         self._experiment = server.experiment.to_yaml()
         self._checkpointed = _remembered(server)
+        self._empty_rounds = 0  # without a single usable update, up to now
 
     def play(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
@@ -92,6 +103,7 @@ class Rounds:
         roster.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
         for client, member in roster.members.items():
             server.holdings[client] = member.holding
+        self._folder.write_sites(_introduced(roster))
         assignments = server.assignments()
         answers, told, wire = self._ask(assignments)
         record, problems = server.conclude(answers)
@@ -101,7 +113,8 @@ class Rounds:
             for answer in answers:
                 if answer.client not in problems:
                     server.memories[answer.client] = {"round": torch.tensor(server.round)}
-        record["train"] = _combine([(a.steps, told[a.client]) for a in answers if a.client not in problems])
+        told_by = [(a.steps, told[a.client]) for a in answers if a.client not in problems]
+        record["train"] = _combine(told_by, messages.means_of(server.method))
         record["federation"] = self._describe(assignments, told, wire, problems)
         if server.due() and len(server.dataset.test_images):
             record |= server.test()
@@ -119,6 +132,18 @@ class Rounds:
             self._folder.write_checkpoint(server)
             self._checkpointed = _remembered(server)
         say(_line(record, seconds, server.experiment.rounds))
+        self._expect_updates(len(answers) - len(problems), problems)
+
+    def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
+        """End a run that goes on without learning."""
+        self._empty_rounds = 0 if used else self._empty_rounds + 1
+        if self._empty_rounds >= _MOST_EMPTY_ROUNDS:
+            reasons = [f"site '{self._roster.name(client)}': {problem}" for client, problem in problems.items()]
+            raise RunError(
+                f"{self._empty_rounds} rounds in a row without a usable update "
+                f"({'; '.join(reasons) or 'no site that was drawn can learn'}); the checkpoint of round "
+                f"{self._server.round} stays: go on from it with resume=true"
+            )
 
     def _ask(
         self, assignments: list[Assignment]
@@ -140,7 +165,7 @@ class Rounds:
             client = assignment.client
             upload: State = {}
             if client not in contents:
-                problem = "not connected"
+                problem = "drawn, but not connected"
             elif client in failed:
                 problem = "the message could not be sent"
             else:
@@ -191,7 +216,7 @@ class Rounds:
         sites = []
         for client in (assignment.client for assignment in assignments):
             answer = told.get(client, {})
-            tests = {key.partition(".")[2]: _number(answer[key]) for key in answer if key.startswith("test.")}
+            tests = {key: value for key in _TESTS if (value := _number(answer.get(f"test.{key}"))) is not None}
             found = {
                 "site": name(client),
                 "client": client,
@@ -199,13 +224,15 @@ class Rounds:
                 "pid": _number(answer.get("pid")),
                 "bytes": dict(wire.get(client, {"down": 0, "up": 0})),
                 "problem": problems.get(client),
-                "memory": str(answer["memory"])[:200] if "memory" in answer else None,
+                "memory": plain(answer["memory"]) if "memory" in answer else None,
                 "test_of_received_model": tests or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
         return {
             "sites": sites,
             "connected": [name(client) for client in sorted(members)],
+            # Drawing does not look at who is connected, so that it is the simulator's and that of a resumed run.
+            "drawn_but_away": [name(a.client) for a in assignments if a.client not in members],
             "refused": sorted(self._roster.refused.values()),
         }
 
@@ -248,8 +275,8 @@ def _gather(grid: Grid, options: RunOptions) -> Roster:
     return roster
 
 
-def _start(options: RunOptions, dataset: Dataset, roster: Roster) -> Server:
-    """The server before its first round."""
+def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mapping[int, Holding]) -> Server:
+    """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
     if description is None:
         clients = max(member.clients for member in roster.members.values())
@@ -262,10 +289,11 @@ def _start(options: RunOptions, dataset: Dataset, roster: Roster) -> Server:
         identity = site.share_identity(experiment)
     else:
         clients, identity = len(description.sites), description.fingerprint()
-    holdings = [Holding(0, 0)] * clients
-    for client, member in roster.members.items():
-        holdings[client] = member.holding
-    experiment = _settle_batch(experiment, holdings)
+    known = {**earlier, **{client: member.holding for client, member in roster.members.items()}}
+    holdings = [known.get(client, Holding(0, 0)) for client in range(clients)]
+    # A real site has images; one without any here has not been heard of yet.
+    heard = [holding for holding in holdings if holding.total] if description is not None else holdings
+    experiment = _settle_batch(experiment, heard or holdings)
     server = Server(experiment, dataset, holdings, Engine(experiment.engine), identity)
     unlabelled = sum(holding.unlabelled for holding in holdings)
     if description is not None and server.method.needs.every_label and unlabelled:
@@ -278,7 +306,13 @@ def _start(options: RunOptions, dataset: Dataset, roster: Roster) -> Server:
 
 def _settle_batch(experiment: Experiment, holdings: list[Holding]) -> Experiment:
     """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
-    return config.build(experiment.model_dump() | {"unlabelled_batch": resolve_unlabelled_batch(experiment, holdings)})
+    settled = resolve_unlabelled_batch(experiment, holdings)
+    if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
+        raise ConfigError(
+            f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
+            f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
+        )
+    return config.build(experiment.model_dump() | {"unlabelled_batch": settled})
 
 
 def _introduced(roster: Roster) -> list[dict[str, Any]]:
@@ -300,10 +334,11 @@ def _remembered(server: Server) -> dict[int, int]:
     return {client: int(memory["round"]) for client, memory in server.memories.items()}
 
 
-def _combine(told: list[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
-    """Means over all steps of the round, from those of each client."""
+def _combine(told: Sequence[tuple[int, Mapping[str, Any]]], known: Callable[[str], bool]) -> dict[str, float]:
+    """Means over all steps of the round, from those of each client; unknown names are not heard."""
     found = {}
-    for name in dict.fromkeys(key for _, answer in told for key in answer if key.startswith("train.")):
+    names = dict.fromkeys(key for _, answer in told for key in answer if key.startswith("train.") and known(key[6:]))
+    for name in list(names)[:_MOST_MEANS]:
         parts = [(steps, value) for steps, answer in told if (value := _number(answer.get(name))) is not None]
         if parts:
             total = sum(steps for steps, _ in parts)
@@ -313,12 +348,12 @@ def _combine(told: list[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
 
 def _number(value: Any) -> int | float | None:
     """A number that a site told, or None for anything else."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
 
 
 def _line(record: dict[str, Any], seconds: float, rounds: int) -> str:
     used = len(record["clients"]) - len(record["left_out"])
-    parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} sites"]
+    parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} drawn sites"]
     if "loss" in record["train"]:
         parts.append(f"loss {record['train']['loss']:.3f}")
     if "test" in record:

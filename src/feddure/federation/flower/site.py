@@ -22,8 +22,10 @@ from feddure.federation.engine import Engine
 from feddure.federation.evaluate import evaluate
 from feddure.federation.flower import description as descriptions
 from feddure.federation.flower import site_data
+from feddure.federation.flower.consent import check_size
 from feddure.federation.flower.memory import Memory
 from feddure.federation.flower.messages import Task
+from feddure.federation.flower.words import sayable
 from feddure.federation.lanes import Result
 from feddure.federation.lanes import Task as LaneTask
 from feddure.federation.server import make_order
@@ -68,13 +70,16 @@ def open_site(node: Mapping[str, Any], run_description: str) -> Site:
     """
     for key in ("site", "data"):
         if not node.get(key):
-            raise ConfigError(f"the node's configuration has no '{key}': start the node with site and data")
+            raise sayable(ConfigError(f"the node's configuration has no '{key}': start the node with site and data"))
     if node.get("description"):
         description = descriptions.read(Path(str(node["description"])))
     else:
         description = descriptions.parse(run_description, "the run's description")
     name, folder = str(node["site"]), Path(str(node["data"]))
-    client = description.client(name)
+    try:
+        client = description.client(name)
+    except ConfigError as error:
+        raise sayable(error, "its description of the federation has no site of its name") from None
     state = Path(str(node["state"])) if node.get("state") else folder / ".feddure"
     found = site_data.load(folder, description, state / "cache")
     return Site(
@@ -160,6 +165,7 @@ class Worker:
     def train(self, site: Site, task: Task, received: State, memory: Memory) -> tuple[State, dict[str, Any]]:
         """One round of the site's client: what it uploads, and its answer."""
         began = time.perf_counter()
+        check_size(self.experiment, task.assignment.steps, task.assignment.unlabelled_batch)
         before, note = self._recall(task, memory)
         tests = self._test(site, received) if task.evaluate and len(site.dataset.test_images) else {}
         result = self.work(site, task, received, before)

@@ -23,8 +23,9 @@ from feddure.data.sources import images as image_files
 from feddure.data.sources.decode import Rule, decode_all
 from feddure.data.sources.listing import entries, files_below
 from feddure.errors import DataError
+from feddure.federation.flower import private
 from feddure.federation.flower.description import Description, did_you_mean
-from feddure.files import write_whole
+from feddure.federation.flower.words import sayable
 
 _PARTS = ("labelled", "unlabelled", "test")
 _BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
@@ -65,12 +66,18 @@ def load(folder: Path, description: Description, cache: Path | None = None, prog
     """The images in a site's folder; `cache` is a folder in which to keep their pixels."""
     parts = _find_parts(folder)
     if not {"labelled", "unlabelled"} & set(parts):
-        raise DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images")
+        raise sayable(
+            DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images"),
+            "its folder has neither labelled/ nor unlabelled/",
+        )
     data = _read(folder, parts, description, cache, progress)
     if not len(data.labelled) + len(data.unlabelled):
-        raise DataError(
-            f"{folder}: no readable image in labelled/ or unlabelled/{_first(data.unreadable)}; "
-            "expected at least one image"
+        raise sayable(
+            DataError(
+                f"{folder}: no readable image in labelled/ or unlabelled/{_first(data.unreadable)}; "
+                "expected at least one image"
+            ),
+            "no readable image in labelled/ or unlabelled/",
         )
     return data
 
@@ -99,12 +106,16 @@ def without_images(description: Description) -> Dataset:
 
 def _find_parts(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder; expected labelled/<class>/ and unlabelled/ in it")
+        raise sayable(
+            DataError(f"{folder}: there is no such folder; expected labelled/<class>/ and unlabelled/ in it"),
+            "its folder of images is not there",
+        )
     found = [entry.name for entry in entries(folder) if entry.is_dir()]
     for name in found:
         if name not in _PARTS:
-            raise DataError(
-                f"{folder / name}: unknown folder; expected {', '.join(_PARTS)}{did_you_mean(name, _PARTS)}"
+            raise sayable(
+                DataError(f"{folder / name}: unknown folder; expected {', '.join(_PARTS)}{did_you_mean(name, _PARTS)}"),
+                f"a folder of another name beside {', '.join(_PARTS)}",
             )
     return found
 
@@ -120,6 +131,7 @@ def _read(folder: Path, parts: Sequence[str], description: Description, cache: P
         return _assemble(folder.name, folder, files, description, *_decode(folder, files, description, progress))
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     path = cache / f"pixels-{place}-{_key(folder, files, description)[:24]}.npz"
+    private.make_folder(cache, DataError)
     kept = _read_cache(path, files)
     if kept is None:
         kept = _decode(folder, files, description, progress)
@@ -135,11 +147,17 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
         raise DataError(f"{folder}: there is no such folder; expected a folder for each class")
     for entry in entries(folder):
         if not entry.is_dir():
-            raise DataError(f"{entry}: expected only folders here; move it into the folder of its class")
+            raise sayable(
+                DataError(f"{entry}: expected only folders here; move it into the folder of its class"),
+                f"a file in {part}/ that is in no class folder",
+            )
         if entry.name not in description.classes:
-            raise DataError(
-                f"{entry}: the federation '{description.name}' has no class '{entry.name}'; there are: "
-                f"{', '.join(description.classes)}{did_you_mean(entry.name, description.classes)}"
+            raise sayable(
+                DataError(
+                    f"{entry}: the federation '{description.name}' has no class '{entry.name}'; there are: "
+                    f"{', '.join(description.classes)}{did_you_mean(entry.name, description.classes)}"
+                ),
+                "a class folder that the federation does not have",
             )
         for path in files_below(entry):
             yield _File(path, part, entry.name)
@@ -227,15 +245,9 @@ def _read_cache(path: Path, files: Sequence[_File]) -> tuple[np.ndarray, list[st
 
 
 def _write_cache(path: Path, pixels: np.ndarray, problems: Sequence[str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{path.parent}: cannot be made ({error.strerror}); name a folder that can be written for the site's state"
-        ) from None
     content = io.BytesIO()
     np.savez(content, pixels=pixels, problems=np.frombuffer(json.dumps(list(problems)).encode(), dtype=np.uint8))
-    write_whole(path, content.getvalue(), DataError)
+    private.write_file(path, content.getvalue(), DataError)
 
 
 def _first(unreadable: Sequence[Unreadable]) -> str:
