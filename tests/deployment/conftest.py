@@ -1,6 +1,8 @@
 """A federation of two sites, made once, and a site's few images."""
 
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +49,13 @@ def images(tmp_path: Path) -> Path:
         for number in range(count):
             Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(root / part / f"{number}.png")
     return root
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Signals as in a terminal: tests that run in the background, or under nohup, inherit some of them ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
