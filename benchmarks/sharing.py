@@ -13,7 +13,7 @@ from feddure import data
 from feddure.data import partition
 from feddure.data.dataset import Dataset
 from feddure.federation.engine import Engine
-from feddure.federation.rounds import Federation, run
+from feddure.federation.rounds import Federation, prepare, run
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 
@@ -33,9 +33,7 @@ def measure(method: str, dataset: Dataset, engine: Engine, options: argparse.Nam
     for together in (1, *options.together):
         federations = [make(method, number, dataset, engine, options) for number in range(together)]
         began = time.perf_counter()
-        tasks = [task for federation in federations for task in federation.tasks()]
-        engine.prepare(tasks)
-        engine.run(tasks)
+        prepare(federations, engine)
         building = time.perf_counter() - began
 
         def rounds(federations: list[Federation] = federations) -> None:

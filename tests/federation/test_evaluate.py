@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import tiny
 from feddure import nn as networks
 from feddure.data.batches import Feed
+from feddure.errors import FeddureWarning
 
 
 def plain_module(federation):
@@ -95,3 +96,17 @@ def test_static_statistics_without_batch_norm_change_nothing(images):
     averaged = tiny.finished(tiny.experiment(norm="group"), images)
     static = tiny.finished(tiny.experiment(norm="group", batch_norm="static"), images)
     assert static.test() == averaged.test()
+
+
+def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images):
+    def refuse(state, pixels):
+        raise RuntimeError("no compiler for this")
+
+    federation = tiny.federation(tiny.experiment(), images)
+    expected = federation.test()
+    network = federation.program.network
+    network.compiled, network._evaluate = True, refuse
+    with pytest.warns(FeddureWarning, match="does not compile and runs uncompiled .*no compiler for this"):
+        assert federation.test() == expected
+    assert not network.compiled
+    assert federation.test() == expected

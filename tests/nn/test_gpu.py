@@ -46,6 +46,7 @@ def results(name, norm, device, precision, compiled):
         "tangent's logits": probed,
         "tangent": derivative,
         "evaluate": network.evaluate(theta, statistics, images),
+        "evaluator": network.evaluator(theta, statistics)(images),
     }
     return {key: value.detach().cpu().double() for key, value in found.items()}
 

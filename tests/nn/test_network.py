@@ -46,6 +46,7 @@ def test_evaluation_pass_and_state_dict(name, norm):
     network, theta, statistics, module, images = made(name, norm)
     before = statistics.clone()
     logits = network.evaluate(theta, statistics, images)
+    assert torch.equal(network.evaluator(theta, statistics)(images), logits)
     plain = networks.make(name, 3, 4, norm, seed=77).double()
     found = plain.load_state_dict(network.state_dict(theta, statistics), strict=False)
     assert not found.unexpected_keys

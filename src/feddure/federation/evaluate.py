@@ -12,8 +12,9 @@ def evaluate(network: Network, theta: Tensor, statistics: Tensor, feed: Feed, cl
     size = 2500 if feed.device.type == "cuda" else 500
     confusion = torch.zeros(classes * classes, dtype=torch.int64, device=feed.device)
     loss = torch.zeros((), dtype=torch.float64, device=feed.device)
+    run = network.evaluator(theta, statistics)
     for images, labels in feed.test_batches(size):
-        logits = network.evaluate(theta, statistics, images)
+        logits = run(images)
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").double()
         confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
     counts = confusion.view(classes, classes).cpu()

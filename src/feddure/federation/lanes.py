@@ -138,7 +138,7 @@ class _StepGraph:
         lane.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(lane.stream):
             for _ in range(3):  # compile, autotune and allocate outside the capture; a task resets the state after
-                lane.program.warm_up(lambda: method.step(client, self._inputs))
+                lane.program.attempt(lambda: method.step(client, self._inputs))
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=lane.stream):

@@ -7,6 +7,7 @@ captured graphs.
 import json
 import warnings
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.nn import Module
@@ -17,6 +18,8 @@ from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn.network import Network
+
+T = TypeVar("T")
 
 _NOT_IN_A_STEP = {
     "dataset", "seed", "rounds", "clients_per_round", "partition", "server", "evaluate_every", "checkpoint_every",
@@ -49,16 +52,16 @@ class Program:
         """Relative cost of a step: the number of images in it."""
         return float(sum(tensor.shape[1] for tensor in batch.tensors() if tensor.dim() == 5)) + 30.0
 
-    def warm_up(self, step: Callable[[], object]) -> None:
-        """Run a step; a network that does not compile is run as it is from then on."""
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Do something with the network; one that does not compile is run as it is from then on."""
         try:
-            step()
+            return work()
         except Exception as error:
             if not self.network.compiled:
                 raise
             self.network.stop_compiling()
             warnings.warn(f"the network does not compile and runs uncompiled ({_first_line(error)})", FeddureWarning, 2)
-            step()
+            return work()
 
     def give_up_capturing(self, error: Exception) -> None:
         """A step that cannot be captured is run eagerly from then on."""

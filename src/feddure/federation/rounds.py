@@ -103,6 +103,14 @@ class Observer:
         """No further round comes."""
 
 
+def prepare(federations: Sequence[Federation], engine: Engine) -> None:
+    """Compile and capture what the rounds and evaluations of these federations need, before any clock runs."""
+    engine.prepare([task for federation in federations for task in federation.tasks()])
+    if engine.compiles:
+        for federation in {id(f.program.network): f for f in federations}.values():
+            federation.test()
+
+
 def run(federations: Sequence[Federation], engine: Engine, observers: Sequence[Observer] = ()) -> None:
     """All rounds of all federations, sharing the lanes."""
     active = [f for f in federations if f.round < f.experiment.rounds]

@@ -163,8 +163,9 @@ class Server:
 
     # --- details -------------------------------------------------------------------------------------
     def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict:
+        network, feed = self.program.network, self.engine.feed(self.dataset)
         model = self.as_evaluated(theta, statistics)
-        return evaluate(self.program.network, *model, self.engine.feed(self.dataset), len(self.dataset.classes))
+        return self.program.attempt(lambda: evaluate(network, *model, feed, len(self.dataset.classes)))
 
     def _steps(self, client: int) -> int:
         holding = self.holdings[client]

@@ -62,6 +62,7 @@ class Network:
         self._forward: Callable[..., Tensor]
         self._probe: Callable[..., Tensor]
         self._tangent: Callable[..., tuple[Tensor, Tensor]]
+        self._evaluate: Callable[..., Tensor]
         self.stop_compiling()
         if compiled:
             self._compile()
@@ -72,6 +73,7 @@ class Network:
         self.compiled = True
         self._forward = torch.compile(self._run_training, dynamic=False)
         self._probe = torch.compile(self._run_probing, dynamic=False)
+        self._evaluate = torch.compile(self._run_evaluating, dynamic=False)
         if self._explicit:
             self._tangent = torch.compile(self._run_tangent, dynamic=False)
 
@@ -79,6 +81,7 @@ class Network:
         """Run the module as it is."""
         self.compiled = False
         self._forward, self._probe, self._tangent = self._run_training, self._run_probing, self._run_tangent
+        self._evaluate = self._run_evaluating
         self._fused: dict[Callable, Callable] = {}
 
     def take(self, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -145,8 +148,17 @@ class Network:
     def evaluate(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
         """Logits with the running statistics."""
         with torch.no_grad():
-            state = {**self.weights(flat).named, **self.statistics.views(statistics)}
-            return functional_call(self._evaluating, state, (images,)).to(self.master)
+            return self._run_evaluating(self._whole(flat, statistics), images)
+
+    def evaluator(self, flat: Tensor, statistics: Tensor) -> Callable[[Tensor], Tensor]:
+        """`evaluate` for many images: in large pieces of one size, compiled where the network is."""
+        state = self._whole(flat, statistics)
+
+        def logits(images: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self._evaluate(state, images)
+
+        return logits
 
     def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
         """Running statistics as the plain mean over these batches' own."""
@@ -175,6 +187,9 @@ class Network:
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
         return functional_call(self._probing, named, (images,)).to(self.master)
 
+    def _run_evaluating(self, state: Named, images: Tensor) -> Tensor:
+        return functional_call(self._evaluating, state, (images,)).to(self.master)
+
     def _run_tangent(self, named: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         if self._explicit:
             logits, derivative = tangent.derivative(self._probing, named, along, images)
@@ -198,6 +213,11 @@ class Network:
                     stacklevel=2,
                 )
         return _by_double_backward(logits_at, moving, along)
+
+    def _whole(self, flat: Tensor, statistics: Tensor) -> Named:
+        """Weights without gradients, and statistics."""
+        weights = {name: tensor.detach() for name, tensor in self.weights(flat).named.items()}
+        return {**weights, **self.statistics.views(statistics)}
 
     def _frozen(self, flat: Tensor) -> Named:
         start = self.parameters.trained

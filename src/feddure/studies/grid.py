@@ -15,7 +15,7 @@ from feddure.errors import RunError
 from feddure.federation import checkpoint, program
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Stopped
-from feddure.federation.rounds import Federation, Observer, run
+from feddure.federation.rounds import Federation, Observer, prepare, run
 from feddure.federation.runs import stopping
 from feddure.studies.cells import Cell, Measurement, Store
 from feddure.tracking import diagnostics_summary, records
@@ -97,7 +97,7 @@ def _measure_together(
 ) -> None:
     states = [_State(cell, store, dataset, engine, len(cells), resumable) for cell in cells]
     began = time.perf_counter()
-    engine.prepare([task for state in states for task in state.federation.tasks()])
+    prepare([state.federation for state in states], engine)
     building = time.perf_counter() - began
     if watcher:
         watcher.group_begins([state.federation for state in states])
