@@ -126,6 +126,11 @@ def test_options_that_would_change_nothing_are_refused(what, words, option, tmp_
     assert not (tmp_path / "out").exists()
 
 
+def test_an_option_that_the_environment_gives_to_every_command_is_not_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDDURE_DATA", str(tmp_path))
+    assert reproduce("claims", "--dry-run", "--out", tmp_path / "out").startswith("claims")
+
+
 @pytest.mark.parametrize("what", ["claims", "theory", "partitions"])
 def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
     told = reproduce(what, "--dry-run", "--out", tmp_path / "out")

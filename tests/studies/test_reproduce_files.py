@@ -34,6 +34,16 @@ def test_the_index_links_what_lies_there_and_spares_a_readme_of_others(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_pages_lead_on_to_pages_and_markdown_to_markdown(tmp_path):
+    names = [f"table1-{preset}.{end}" for preset in ("aaai24-fine", "aaai24") for end in ("html", "md", "csv")]
+    write_files(tmp_path, dict.fromkeys(names, b""))
+    page, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
+    assert '<a href="table1-aaai24.html">table1-aaai24</a>' in page
+    assert "[table1-aaai24](table1-aaai24.md)" in readme
+    assert "html" not in readme
+    assert page.index("table1-aaai24.html") < page.index("table1-aaai24-fine.html")
+
+
 def test_theory_has_a_page_with_its_findings_and_figure(tmp_path):
     (tmp_path / "theory.json").write_text(json.dumps(REPORT))
     (tmp_path / "theory.md").write_text("# theory")

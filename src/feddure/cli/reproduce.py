@@ -140,7 +140,8 @@ def _check_options(what: What, context: typer.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT" and name not in accepted | {"what", "dry_run"}:
+        given = source is not None and source.name == "COMMANDLINE"  # the environment may say it for all commands
+        if given and name not in accepted | {"what", "dry_run"}:
             options = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(accepted))
             raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
 

@@ -73,6 +73,11 @@ class Lane:
         program.method.allocate(self.client)
         self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
 
+    def follow(self) -> None:
+        """What the main stream was told so far comes first: the lane's own tensors, the task's images and model."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
     def begin(self, task: Task) -> None:
         """Take a task: receive the global model in place and reset the optimiser."""
         self._task = task
@@ -173,9 +178,6 @@ class Lanes:
     def run(self, tasks: list[Task]) -> list[Result]:
         """Train all of them; results in the order of the tasks."""
         queues = self._deal(tasks)
-        cuda = self.device.type == "cuda"
-        if cuda:
-            torch.cuda.synchronize()
         began = time.perf_counter()
         clock = _Clock(self.device) if self.timeline is not None else None
         results: list[Result | None] = [None] * len(tasks)
@@ -184,7 +186,7 @@ class Lanes:
             if self.stop():
                 raise Stopped
             workers = [worker for worker in workers if next(worker, None) is not None]
-        if cuda:
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
         if clock is not None and self.timeline is not None:
             self.timeline += clock.spans(began)
@@ -202,6 +204,7 @@ class Lanes:
         for index in queue:
             task = tasks[index]
             lane = self._lane(number, task.program)
+            lane.follow()
             if clock:
                 clock.start(lane, task)
             lane.begin(task)

@@ -35,14 +35,14 @@ def write_index(folder: Path) -> list[Path]:
         write_whole(folder / "theory.html", pages.render(theory).encode(), RunError)
     links = []
     for name, about in words.ABOUT.items():
-        there = sorted(path.name for path in folder.glob(f"{name}*") if path.suffix in (".html", ".md"))
-        for key in dict.fromkeys(entry.rpartition(".")[0] for entry in there):
+        for key in sorted({path.stem for path in folder.glob(f"{name}*") if path.suffix in (".html", ".md")}):
             files = [f"{key}.{end}" for end in ("html", "md", "png", "csv") if (folder / f"{key}.{end}").exists()]
             links.append((key, about, files))
     lead = "The tables, charts and claims of the paper, measured, with its numbers beside ours."
     page = Page("feddure reproduce", "FedDure, reproduced", lead, [Section("What is here", links=links)])
     readme = [MARK, "# FedDure, reproduced", "", lead, "", "| | | files |", "|---|---|---|"]
-    for key, about, files in links:
+    for key, about, every in links:
+        files = [file for file in every if not file.endswith(".html")] or every  # Markdown leads on to Markdown
         listed = ", ".join(f"[{file.rpartition('.')[2]}]({file})" for file in files)
         readme.append(f"| [{key}]({files[0]}) | {about} | {listed} |")
     readme += [

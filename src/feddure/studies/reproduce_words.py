@@ -81,7 +81,8 @@ def notes(found: Sequence[Row]) -> list[str]:
     for dataset in dict.fromkeys(row.dataset for row in found):
         own = [row for row in found if row.dataset == dataset]
         if not any(row.measured for row in own) and done:
-            command = f"feddure reproduce {own[0].study} --datasets {dataset}"
+            preset = f" --preset {own[0].preset}" * (own[0].preset != reproduce.Request().preset)
+            command = f"feddure reproduce {own[0].study} --datasets {dataset}{preset}"
             said.append(f"{spoken(dataset)} is not measured: its numbers are the paper's. {command} measures it.")
     return said
 
