@@ -19,28 +19,13 @@ NAME = "tiny-compare"
 write_report = compare_report.write
 
 
-class Quiet:
-    """Neither TensorBoard nor reports: they take seconds, and only one test looks at them."""
-
-    def __init__(self, *_):
-        pass
-
-    def round_done(self, *_):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
     data.register(NAME, lambda: tiny.dataset(name=NAME))
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, "TensorBoard", Quiet)
-    monkeypatch.setattr(runs, "write_report", lambda folders, out: out.write_text("report"))
+def _quick(quiet, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_report, "write", lambda folder, *_: folder / "report.html")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(tiny.experiment(dataset=NAME).to_yaml())

@@ -22,28 +22,13 @@ write_report = compare_report.write
 SAME = ("metrics.jsonl", "model.safetensors", "partition.npz", "config.yaml", str(checkpoint.FILE))
 
 
-class Quiet:
-    """TensorBoard takes a second to import; here nobody looks at it."""
-
-    def __init__(self, *_):
-        pass
-
-    def round_done(self, *_):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(runs, "TensorBoard", Quiet)
-    monkeypatch.setattr(runs, "write_report", lambda folders, out: out.write_text("report"))
+def _without_report(quiet, monkeypatch):
     monkeypatch.setattr(compare_report, "write", lambda folder, *_: folder / "report.html")
 
 
 @pytest.fixture
-def _with_report(_quiet, monkeypatch):
+def _with_report(_without_report, monkeypatch):
     monkeypatch.setattr(compare_report, "write", write_report)
 
 
