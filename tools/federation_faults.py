@@ -1,12 +1,13 @@
 """What a real federation does when things go wrong: sites killed in the middle of a round, a server killed and started
-again, sites that send what cannot be used, images that cannot be read.
+again, sites that send what cannot be used, images that cannot be read, helpers of Flower that are lost.
 
     python tools/federation_faults.py --json results/federation-faults.json
 
 Starts a SuperLink and three SuperNodes with TLS and node authentication on the loopback address, every one in processes
-of its own, does the damage with SIGKILL, and reads what happened from the runs' records. Site `north` has no unlabelled
-images, `south` no labelled ones, `west` both and one file that is no image. The exit code is 0 where every fault had
-the outcome that was expected, and 1 where one had not. It takes a few minutes.
+of its own, does the damage with SIGKILL, and reads what happened from the runs' records. Then once more with `feddure
+federate`, whose server and sites watch over Flower's helpers. Site `north` has no unlabelled images, `south` no
+labelled ones, `west` both and one file that is no image. The exit code is 0 where every fault had the outcome that was
+expected, and 1 where one had not. It takes nine minutes on two cores.
 """
 
 import argparse
@@ -14,9 +15,13 @@ import json
 import math
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +31,13 @@ import torch
 
 import federated
 from feddure import environment
+from feddure.deployment.initialise import initialise
+from feddure.deployment.processes import Process
 from feddure.federation.flower.app_folder import write_app
+from feddure.federation.flower.description import ServerAddress
 from feddure.methods.feddure import FedDure
 from feddure.tracking import records
-from loopback import Loopback
+from loopback import Loopback, free_port
 
 TIMEOUT = 60.0  # of a round, in seconds
 STEPS = 200  # enough for a round to be hit while its sites train
@@ -76,7 +84,8 @@ class Faults:
 
     def start_site(self, site: str) -> None:
         folder = self.root / "images" / "clients" / site
-        self.flower.start_node(site, {"site": site, "data": str(folder), "state": str(self.root / "state" / site)})
+        own = {"site": site, "data": str(folder), "state": str(self.root / "state" / site)}
+        self.flower.start_node(site, own | {"modules": "true"})  # for the method of this file
 
     def restart_site(self, site: str) -> float:
         """Start a killed site again; the SuperLink takes it for online until its heartbeats have been missing a while.
@@ -205,6 +214,75 @@ class Faults:
             record["left_out"] == [] and state == "finished:completed",
         )
 
+    def lose_superexecs(self) -> None:
+        """With the commands of feddure, which do not leave Flower's SuperExec alone."""
+        address = ServerAddress(host="127.0.0.1", port=free_port())
+        description = federated.DESCRIPTION.model_copy(update={"server": address, "timeout_seconds": TIMEOUT})
+        folder = initialise(self.root / "federation", description, control_port=free_port()).root
+        with ExitStack() as ending:
+
+            def start(log: str, *words: Any) -> Process:
+                command = [sys.executable, "-m", "feddure", "federate", *map(str, words)]
+                surroundings = os.environ | {"OMP_NUM_THREADS": "1"}
+                return ending.enter_context(Process(command, surroundings, self.flower.folder / f"{log}.log"))
+
+            server = start("server", "server", folder)
+            self.flower.wait_for(lambda: "ready" in server.last_words(), 60, "the server to be ready")
+            images = self.root / "images" / "clients"
+            sites = {site: start(site, "site", folder, site, "--data", images / site) for site in federated.SITES}
+            wanted = [word for pair in [*SETTINGS.split(), f"local_steps={STEPS}"] for word in ("--set", pair)]
+            run = start("run", "run", folder, "--out", self.root / "kept", "--rounds", 60, *wanted)
+            self.lose_superexec_of_server(
+                server, run, lambda: start("resumed", "run", folder, "--out", self.root / "kept", "--resume")
+            )
+            self.lose_superexec_of_site(sites["west"])
+
+    def lose_superexec_of_server(self, server: Process, run: Process, resume: Callable[[], Process]) -> None:
+        self.record("kept", 1)
+        self.wait_until_training("north")
+        lost, began = superexec(server), time.monotonic()
+        os.kill(lost, signal.SIGKILL)
+        self.flower.wait_for(lambda: superexec(server) not in (None, lost), 60, "another SuperExec")
+        seconds = time.monotonic() - began
+        self.flower.wait_for(lambda: run.ended, 60, "the run to end")
+        told = "its program was ended" in run.last_words() and "--resume" in run.last_words()
+        before = records.read(self.root / "kept" / records.METRICS)[-1]["round"]
+        resume()
+        record = self.record("kept", before + 1, 180)
+        self.note(
+            "the server's SuperExec is killed in the middle of a round",
+            "it is started again, `federate run` ends with an error, and resume goes on after the last whole round",
+            f"another one after {seconds:.0f} s; the run ended with code {run.code} and {'' if told else 'without '}"
+            f"the next step; it went on with round {record['round']}, left out {record['left_out']}",
+            seconds < 15 and told and run.code == 2 and record["left_out"] == [],
+        )
+
+    def lose_superexec_of_site(self, site: Process) -> None:
+        self.wait_until_training("west")
+        os.kill(superexec(site), signal.SIGKILL)
+        killed = records.read(self.root / "kept" / records.METRICS)[-1]["round"] + 1
+        record = self.record("kept", killed)
+        problem = next((s.get("problem", "") for s in record["federation"]["sites"] if s["site"] == "west"), "")
+        number = killed
+        while 2 in self.record("kept", number)["left_out"] and number < killed + 9:
+            number += 1
+        self.note(
+            "a site's SuperExec is killed while the site trains",
+            "the round goes on without the site, which joins again by itself",
+            f"round {killed} left out {record['left_out']} ({problem}); used again in round {number}",
+            record["left_out"] == [2] and bool(problem) and number < killed + 9,
+        )
+
+
+def superexec(process: Process) -> int | None:
+    """The SuperExec that a command of feddure has started."""
+    words = ["ps", "-A", "-ww", "-o", "pid=,ppid=,stat=,args="]
+    table = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    for number, parent, state, command in (line.split(maxsplit=3) for line in table.splitlines()):
+        if int(parent) == process.popen.pid and not state.startswith("Z") and "flower-superexec" in command:
+            return int(number)
+    return None
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -238,6 +316,9 @@ def main() -> int:
                 if not flower.state(str(number)).startswith("finished"):
                     flower.flwr("stop", str(number), "loopback")
             faults.sick_site()
+            for name in list(flower.processes):
+                flower.kill(name)
+            faults.lose_superexecs()
     good = all(line["as_expected"] for line in faults.found)
     if options.json:
         report = {"faults": faults.found, "all_as_expected": good, "environment": environment.describe()}

@@ -32,6 +32,21 @@ def test_the_superlink_listens_on_the_loopback_address_with_tls_and_keys() -> No
     assert "--insecure" not in command
 
 
+def test_flower_leaves_the_superexec_to_who_watches_it() -> None:
+    assert value(commands.superlink(FOLDER, 9093, secure=True), "--isolation") == "process"
+    assert value(commands.supernode(BUNDLE, NORTH, Path("/x"), 4000), "--isolation") == "process"
+
+
+def test_a_superexec_speaks_as_its_superlink_or_supernode_does_and_ends_with_it() -> None:
+    command = commands.superexec(9093, 77, Path("/fed/server/ca.crt"))
+    assert Path(command[0]).name == "flower-superexec"
+    assert value(command, "--runtime-api-address") == "127.0.0.1:9093"
+    assert value(command, "--parent-pid") == "77"
+    assert value(command, "--root-certificates") == "/fed/server/ca.crt"
+    assert "--insecure" not in command
+    assert "--insecure" in commands.superexec(9093, 77, None)
+
+
 def test_an_insecure_superlink_still_listens_on_the_loopback_address() -> None:
     command = commands.superlink(FOLDER, 9093, secure=False)
     assert "--insecure" in command

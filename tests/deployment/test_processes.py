@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from feddure.deployment import processes
-from feddure.deployment.processes import Ended, Process, signals_as_ended, wait_until
+from feddure.deployment.processes import Ended, Process, Together, signals_as_ended, wait_until
 from feddure.errors import RunError
 
 SLEEP = [sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(600)"]
@@ -81,6 +81,27 @@ def test_a_process_is_asked_to_end_only_once(tmp_path: Path) -> None:
         while "leaving" not in process.last_words():
             time.sleep(0.02)
     assert (process.last_words().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
+
+
+def test_processes_that_need_each_other_end_together() -> None:
+    staying = Process(SLEEP, os.environ)
+    ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
+    with Together(staying, ending) as both:
+        first = both.wait()
+        assert first is ending
+        assert (first.name, first.code) == (Path(sys.executable).name, 3)
+        assert both.ended
+        assert not staying.ended
+    assert staying.ended
+
+
+def test_processes_that_live_have_not_ended() -> None:
+    one, other = Process(SLEEP, os.environ), Process(SLEEP, os.environ)
+    with Together(one, other) as both:
+        assert not both.ended
+        assert one.code is None
+        both.ask_to_end()
+    assert one.code == other.code == -signal.SIGTERM
 
 
 def test_a_program_that_is_not_there_is_named() -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,38 @@ class TestEnds:
             run.run(own, Options(rounds=2), own.runs / "a", print)
         assert started == [{"rounds": 2, "run-folder": str(own.runs / "a"), "resume": False}]
 
+    def test_a_run_whose_program_was_ended_says_where_to_look(
+        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def states(self: Control, number: str | None = None) -> list[RunState]:
+            return [RunState("7", "finished:failed", 1.0, "Task failed with unknown error.")] if number else []
+
+        monkeypatch.setattr(Control, "runs", states)
+        with pytest.raises(RunError, match=r"finished:failed: its program was ended; the server's terminal says why"):
+            run.run(own, Options(), own.runs / "a", print)
+
+    @pytest.mark.parametrize(
+        ("begun", "next_step"),
+        [(True, "go on with: .* --resume"), (False, "see whether the run begins by itself: feddure federate status")],
+    )
+    def test_a_server_that_goes_away_leaves_a_next_step(
+        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch, begun: bool, next_step: str
+    ) -> None:
+        place = own.runs / "a"
+
+        def states(self: Control, number: str | None = None) -> list[RunState]:
+            if number is None:
+                return []
+            if begun:
+                place.mkdir()
+                (place / "config.yaml").write_text("")
+            raise RunError("nobody answers")
+
+        monkeypatch.setattr(Control, "runs", states)
+        expected = rf"run 7: the server went away; once it is back, {next_step}.*\nnobody answers"
+        with pytest.raises(RunError, match=expected):
+            run.run(own, Options(), place, print)
+
     def test_resuming_asks_for_what_was_asked_before(
         self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -118,6 +151,56 @@ class TestEnds:
         with pytest.raises(RunError, match="finished:stopped"):
             run.run(own, Options(resume=True), place, print)
         assert started[1] == {"method": "fedavg", "rounds": 2, "run-folder": str(place), "resume": True}
+
+
+class TestWaiting:
+    """What is said of a run that nobody begins."""
+
+    def watch(self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch, *answers: str | None) -> list[str]:
+        """What is shown while the run is in these states, one after the other; None is a server that is gone."""
+        left, seen, shown = iter(answers), threading.Event(), []
+
+        def states(self: Control, number: str) -> list[RunState]:
+            status = next(left)
+            if status == answers[-1]:
+                seen.set()
+            if status is None:
+                raise RunError("nobody answers")
+            return [RunState(number, status, 0.0)]
+
+        monkeypatch.setattr(Control, "runs", states)
+        monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.01)
+        with run._telling_what_it_waits_for(Control(own), "7", own, shown.append):
+            (thread,) = (thread for thread in threading.enumerate() if thread.name == "waiting")
+            assert seen.wait(30)
+            thread.join(30)
+        assert not thread.is_alive()
+        return shown
+
+    def test_it_is_told_until_the_run_begins(self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown = self.watch(own, monkeypatch, "pending", "starting", "running")
+        assert [line.split("(")[1].split(")")[0] for line in shown] == ["pending", "starting"]
+        assert shown[0].startswith("run 7 has not begun after 0 seconds")
+        assert "flower-superexec" in shown[0]
+        assert str(own.superexec_log) in shown[0]
+
+    def test_a_run_that_begins_needs_no_word(self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.watch(own, monkeypatch, "running") == []
+
+    def test_a_server_that_is_gone_is_left_to_others_to_tell(
+        self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert len(self.watch(own, monkeypatch, "pending", None)) == 1
+
+    def test_with_the_end_of_the_watch_the_words_end(self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Control, "runs", lambda self, number: [RunState(number, "pending", 0.0)])
+        monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.01)
+        told = threading.Event()
+        with run._telling_what_it_waits_for(Control(own), "7", own, lambda line: told.set()):
+            (thread,) = (thread for thread in threading.enumerate() if thread.name == "waiting")
+            assert told.wait(30)
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("answering")

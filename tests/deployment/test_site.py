@@ -3,6 +3,7 @@
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,23 +12,28 @@ from feddure.deployment import site
 from feddure.deployment.check import CheckUp, check
 from feddure.deployment.connection import Reached
 from feddure.deployment.layout import Bundle, ServerFolder
+from feddure.deployment.processes import Together
 from feddure.errors import RunError
 
 
 class Ending:
-    """Stands for a SuperNode that the server turns away."""
+    """Stands for a SuperNode that the server turns away, or for its SuperExec, which ends when it is told to."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path | None, folder: Path) -> None:
         self.command, self.environment, self.folder = command, environment, folder
+        self.name, self.code = Path(command[0]).name, 1
+        self.popen = SimpleNamespace(pid=77)
+        self.ended = self.name == "flower-supernode"
 
-    def wait(self) -> int:
-        return 1
-
-    def __enter__(self) -> "Ending":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def ask_to_end(self) -> None:
         pass
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def supernodes(started: list[Ending]) -> list[Ending]:
+    return [process for process in started if process.name == "flower-supernode"]
 
 
 @pytest.fixture
@@ -73,6 +79,37 @@ def test_a_supernode_starts_away_from_the_operators_folder(
     assert str(bundle.key) in started[0].command
 
 
+def test_what_starts_the_training_stands_behind_the_guard_too(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    site.start(own.bundle("north"), "north", images, {}, print)
+    supernode, superexec = started
+    assert (superexec.name, superexec.folder) == ("flower-superexec", supernode.folder)
+    assert superexec.environment == supernode.environment
+    assert superexec.command[-2:] == ["--parent-pid", "77"]
+    port = supernode.command[supernode.command.index("--port") + 1]
+    assert f"127.0.0.1:{port}" in superexec.command
+
+
+def test_a_supernode_does_not_stay_without_a_superexec(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+
+    def fail(self: Ending, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self.ended = False
+        if self.name == "flower-superexec":
+            raise RunError("flower-superexec: cannot be started")
+
+    begin = Ending.__init__
+    monkeypatch.setattr(Ending, "__init__", fail)
+    with pytest.raises(RunError, match="cannot be started"):
+        site.start(own.bundle("north"), "north", images, {}, print)
+    assert [process.ended for process in supernodes(started)] == [True]
+
+
 def test_a_path_that_leads_around_the_guard_starts_nothing(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +145,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
     answer(monkeypatch, "unreachable")
     shown: list[str] = []
     site.start(own.bundle("north"), "north", images, {}, shown.append)
-    assert len(started) == 1
+    assert len(supernodes(started)) == 1
     assert any("keeps trying" in line for line in shown)
 
 
@@ -152,7 +189,28 @@ def test_a_site_that_is_turned_away_tries_again_for_a_while(
     with pytest.raises(RunError, match=r"exit code 1.*does not know the key.*runs elsewhere already"):
         site.join(own.bundle("north"), "north", images, {}, shown.append)
     assert clock.now > 60  # longer than the server counts a crashed site as connected
-    assert sum("an earlier start may still count" in line for line in shown) == len(started) - 1
+    assert sum("an earlier start may still count" in line for line in shown) == len(supernodes(started)) - 1
+
+
+def test_a_site_whose_superexec_ends_starts_anew_with_both(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    begin = Ending.__init__
+
+    def lose_the_superexec(self: Ending, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self.ended = self.name == "flower-superexec"
+        self.code = -9
+
+    monkeypatch.setattr(Ending, "__init__", lose_the_superexec)
+    shown: list[str] = []
+    with pytest.raises(RunError, match=r"site north: flower-superexec ended by itself \(exit code -9\)"):
+        site.join(own.bundle("north"), "north", images, {}, shown.append)
+    assert len(started) == 2 * len(supernodes(started)) > 4
+    assert all(supernode.ended for supernode in supernodes(started))
+    assert any(line.startswith("flower-superexec ended (exit code -9)") for line in shown)
 
 
 def test_a_site_that_crashes_after_hours_comes_back(
@@ -161,11 +219,11 @@ def test_a_site_that_crashes_after_hours_comes_back(
     answer(monkeypatch, "ok")
     clock = Clock(monkeypatch)
 
-    def live(self: Ending) -> int:
-        clock.pass_by(10_000 if len(started) == 1 else 1)
-        return 1
+    def live(self: Together) -> Ending:
+        clock.pass_by(10_000 if len(supernodes(started)) == 1 else 1)
+        return supernodes(started)[-1]
 
-    monkeypatch.setattr(Ending, "wait", live)
+    monkeypatch.setattr(Together, "wait", live)
     with pytest.raises(RunError, match="exit code 1"):
         site.join(own.bundle("north"), "north", images, {}, lambda line: None)
-    assert len(started) > 4
+    assert len(supernodes(started)) > 4

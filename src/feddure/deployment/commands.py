@@ -23,6 +23,9 @@ QUIET = {
 }
 """Flower asks nobody on the internet for anything, and installs nothing."""
 
+_OWN_SUPEREXEC = ("--isolation", "process")
+"""Flower would start a SuperExec by itself, and never look after it: feddure starts one that it can watch."""
+
 
 def superlink(folder: ServerFolder, control_port: int, secure: bool) -> list[str]:
     """The SuperLink, on the loopback address only; sites reach it through the gate."""
@@ -36,7 +39,18 @@ def superlink(folder: ServerFolder, control_port: int, secure: bool) -> list[str
         *protection,
         *("--host", LOOPBACK, "--port", str(control_port)),
         *("--database", str(folder.database)),
+        *_OWN_SUPEREXEC,
         "--disable-runtime-dependency-installation",
+    ]
+
+
+def superexec(port: int, parent: int, authority: Path | None) -> list[str]:
+    """What starts the programs of runs for the SuperLink or SuperNode at this port, and ends with that process."""
+    return [
+        program("flower-superexec"),
+        *(["--root-certificates", str(authority)] if authority is not None else ["--insecure"]),
+        *("--runtime-api-address", join_address(LOOPBACK, port)),
+        *("--parent-pid", str(parent)),
     ]
 
 
@@ -60,6 +74,7 @@ def supernode(
         *("--superlink", connection.address),
         *protection,
         *("--host", LOOPBACK, "--port", str(port)),
+        *_OWN_SUPEREXEC,
         *("--node-config", toml_pairs(config)),
     ]
 

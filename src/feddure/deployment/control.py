@@ -46,6 +46,10 @@ class RunState:
     def going_on(self) -> bool:
         return not self.status.startswith("finished")
 
+    @property
+    def begun(self) -> bool:
+        return self.status not in ("pending", "starting")
+
 
 class Control:
     """The SuperLink of a federation, asked by the operator on its machine."""

@@ -11,7 +11,7 @@ from feddure.deployment import demo_data, run, site
 from feddure.deployment.control import Show
 from feddure.deployment.initialise import initialise
 from feddure.deployment.layout import ServerFolder
-from feddure.deployment.processes import Process, free_port
+from feddure.deployment.processes import Together, free_port
 from feddure.deployment.server import serving
 from feddure.errors import ConfigError, RunError
 from feddure.tracking.records import Run
@@ -65,7 +65,7 @@ def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Ru
             show("the folder is removed; `feddure federate demo --keep` keeps it")
 
 
-def _start(folder: ServerFolder, name: str, images: Path, root: Path, show: Show) -> Process:
+def _start(folder: ServerFolder, name: str, images: Path, root: Path, show: Show) -> Together:
     # One thread a site: three of them share this machine.
     threads = {"OMP_NUM_THREADS": "1"}
     return site.start(folder.bundle(name), name, images, {}, show, root / f"{name}.log", threads)

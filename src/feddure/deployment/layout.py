@@ -62,6 +62,10 @@ class ServerFolder:
         return self.server / "superlink.log"
 
     @property
+    def superexec_log(self) -> Path:
+        return self.server / "superexec.log"
+
+    @property
     def settings(self) -> Path:
         return self.server / "settings.json"
 

@@ -7,13 +7,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from feddure.deployment.printable import printable
 from feddure.errors import RunError
 
+POLL_SECONDS = 0.2
 _END_SECONDS = 20.0
 _ORPHAN_SECONDS = 10.0
 
@@ -41,6 +42,7 @@ class Process:
         folder: Path | None = None,
     ):
         """Start a command in a folder, by default the current one; `log` gets what it prints."""
+        self.name = Path(command[0]).name
         self._log_path = log
         self._asked = False
         self._below: dict[int, str] = {}  # what the process had started when it was asked to end
@@ -67,6 +69,11 @@ class Process:
     def ended(self) -> bool:
         return self.popen.poll() is not None
 
+    @property
+    def code(self) -> int | None:
+        """The exit code; None before the end."""
+        return self.popen.poll()
+
     def last_words(self, lines: int = 15) -> str:
         """The end of what the process wrote to its log."""
         if self._log_path is None:
@@ -75,12 +82,6 @@ class Process:
             file.seek(self._begin)
             words = file.read().decode(errors="replace").splitlines()[-lines:]
         return "\n".join(printable(line) for line in words)
-
-    def wait(self) -> int:
-        """Wait for the end of the process, while signals still get through; returns its exit code."""
-        while not self.ended:
-            time.sleep(0.2)
-        return int(self.popen.returncode)
 
     def ask_to_end(self) -> None:
         """Ask the process to end, without waiting for it; a second signal would break off an orderly end."""
@@ -108,6 +109,39 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+class Together:
+    """Processes of which none is of use without the others: where one has ended, all of them are to end."""
+
+    def __init__(self, *processes: Process):
+        self._processes = processes
+
+    @property
+    def ended(self) -> bool:
+        return any(process.ended for process in self._processes)
+
+    def wait(self) -> Process:
+        """Wait for the end of one of them, while signals still get through; returns the one."""
+        while True:
+            for process in self._processes:
+                if process.ended:
+                    return process
+            time.sleep(POLL_SECONDS)
+
+    def ask_to_end(self) -> None:
+        """Ask all of them to end, without waiting for it."""
+        for process in self._processes:
+            process.ask_to_end()
+
+    def __enter__(self) -> "Together":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ask_to_end()
+        with ExitStack() as ending:
+            for process in self._processes:
+                ending.callback(process.end)
 
 
 def _descendants(pid: int) -> dict[int, str]:

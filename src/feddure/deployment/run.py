@@ -3,8 +3,10 @@
 import itertools
 import shlex
 import subprocess
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ from feddure.tracking import records
 
 _FLOWER_SAYS = ("INFO ", "Using SuperLink", "Successfully installed")
 """How lines begin that say nothing about the run."""
+_IN_OUR_WORDS = {"Task failed with unknown error.": "its program was ended; the server's terminal says why"}
+"""What Flower notes of a run, where that says too little."""
+_PATIENCE_SECONDS = 30.0
+"""A run begins within a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class Options:
         return {key: value for key, value in given.items() if value is not None}
 
 
+class _ServerGone(Exception):
+    """The server does not answer any more."""
+
+
 def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) -> records.Run:
     """Start a run, show its log, and return its records; an error where it did not complete."""
     description = folder.read()
@@ -76,7 +86,8 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
     try:
         number = control.start(wanted | {"run-folder": str(run_folder), "resume": options.resume})
         ledger.note(folder, ledger.Entry(number, str(run_folder), wanted))
-        state = _watch(control, number, go_on, show)
+        with _telling_what_it_waits_for(control, number, folder, show):
+            state = _watch(control, number, show)
     except Ended:  # Ctrl-C here is meant for the run at the SuperLink
         if number is None:
             _stop(control, _nobodys(control, folder, {each.run for each in before}, show), show)
@@ -84,8 +95,13 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
             _stop(control, [number], show)
             show(go_on)
         raise
+    except _ServerGone as gone:
+        begun = (run_folder / records.CONFIG).exists()
+        next_step = go_on if begun else f"see whether the run begins by itself: feddure federate status {folder.root}"
+        raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     if not state.completed:
-        reason = f": {state.details}" if state.details else ""
+        details = _IN_OUR_WORDS.get(state.details, state.details)
+        reason = f": {details}" if details else ""
         raise RunError(
             f"run {number} did not complete ({state.status}{reason}). Its log is above, and again with "
             f"`FLWR_HOME={folder.flower_home} flwr log {number} {commands.CONNECTION} --show`\n"
@@ -127,12 +143,37 @@ def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunSta
             )
 
 
-def _watch(control: Control, number: str, go_on: str, show: Show) -> RunState:
+def _watch(control: Control, number: str, show: Show) -> RunState:
     try:
         _stream(control, number, show)
         return _final_state(control, number)
     except RunError as problem:
-        raise RunError(f"run {number}: the server went away; once it is back, {go_on}\n{problem}") from None
+        raise _ServerGone(str(problem)) from None
+
+
+@contextmanager
+def _telling_what_it_waits_for(control: Control, number: str, folder: ServerFolder, show: Show) -> Iterator[None]:
+    """Say again and again that a run has not begun: its log, which is all there is to see, is empty until then."""
+    over = threading.Event()
+
+    def look() -> None:
+        began = time.monotonic()
+        with suppress(RunError):  # without a server: whoever watches the run finds that too, and tells it
+            while not over.wait(_PATIENCE_SECONDS):
+                (state,) = control.runs(number)
+                if state.begun or over.is_set():
+                    return
+                show(
+                    f"run {number} has not begun after {time.monotonic() - began:.0f} seconds ({state.status}): it "
+                    f"waits for the server's flower-superexec. Look at the server's terminal and at "
+                    f"{folder.superexec_log}; Ctrl-C stops the run"
+                )
+
+    threading.Thread(target=look, name="waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _stream(control: Control, number: str, show: Show) -> None:

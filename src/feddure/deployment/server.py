@@ -12,7 +12,8 @@ from feddure.deployment import certificates, commands
 from feddure.deployment.control import Control, Show
 from feddure.deployment.gate import Gate, RunningGate, Visit, visitor
 from feddure.deployment.layout import ServerFolder, join_address, read_settings
-from feddure.deployment.processes import Process, expect_free, is_listening, wait_until
+from feddure.deployment.processes import POLL_SECONDS, Process, expect_free, is_listening, wait_until
+from feddure.deployment.superexec import SuperExec
 from feddure.errors import RunError
 from feddure.federation.flower.description import Description
 
@@ -22,8 +23,16 @@ _REMEMBERED_ADDRESSES = 1000
 _CONNECTIONS_PER_SITE, _MORE_CONNECTIONS = 20, 50
 
 
+@dataclass(frozen=True)
+class Running:
+    """The processes of a server."""
+
+    superlink: Process
+    superexec: SuperExec
+
+
 @contextmanager
-def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Process]:
+def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Running]:
     """A running server: everything it started is ended with the block."""
     description = folder.read()
     settings = read_settings(folder)
@@ -48,6 +57,9 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Proc
         sites = _sites_by_key(folder, description) if settings.secure else {}
         inside = join_address(commands.LOOPBACK, settings.control_port)
         authority = folder.authority if settings.secure else None
+        command = commands.superexec(settings.control_port, superlink.popen.pid, authority)
+        show("$ " + commands.shown(command))
+        superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
         gate = Gate(inside, authority, Visits(sites, show), set(sites) if settings.secure else None)
         certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
         connections = _CONNECTIONS_PER_SITE * len(description.sites) + _MORE_CONNECTIONS
@@ -56,18 +68,22 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Proc
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
         try:
-            yield superlink
+            yield Running(superlink, superexec)
         finally:
             show("ending the server")
 
 
 def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
     """Run a server until it is told to end."""
-    with serving(folder, host, show) as superlink:
+    with serving(folder, host, show) as running:
         show(f"log       {folder.log}")
         show("ready: sites can join; Ctrl-C ends the server, and what it knows stays on disk")
-        code = superlink.wait()
-        raise RunError(f"flower-superlink ended by itself (exit code {code}):\n{superlink.last_words()}")
+        superlink = running.superlink
+        while not superlink.ended:
+            if running.superexec.ended:
+                running.superexec.start_again()
+            time.sleep(POLL_SECONDS)
+        raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.last_words()}")
 
 
 @dataclass

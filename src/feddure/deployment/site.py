@@ -11,7 +11,7 @@ from feddure.deployment.check import check
 from feddure.deployment.connection import reach
 from feddure.deployment.control import Show
 from feddure.deployment.layout import Bundle, read_connection
-from feddure.deployment.processes import Process, free_port
+from feddure.deployment.processes import Process, Together, free_port
 from feddure.errors import RunError
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
@@ -23,19 +23,23 @@ def join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show
     failing_since = time.monotonic()
     while True:
         began = time.monotonic()
-        with start(bundle, site, data, options, show) as supernode:
+        with start(bundle, site, data, options, show) as processes:
             show("running; Ctrl-C leaves the federation")
-            code = supernode.wait()
+            ended = processes.wait()
         now = time.monotonic()
         if now - began > _PATIENCE_SECONDS:
             failing_since = now  # it had joined before it ended
         if now - failing_since > _PATIENCE_SECONDS:
             break
-        show(f"ended (exit code {code}); an earlier start may still count: again in {_PAUSE_SECONDS:.0f} seconds")
+        show(
+            f"{ended.name} ended (exit code {ended.code}); an earlier start may still count: "
+            f"again in {_PAUSE_SECONDS:.0f} seconds"
+        )
         time.sleep(_PAUSE_SECONDS)
     raise RunError(
-        f"site {site}: flower-supernode ended by itself (exit code {code}). Where it failed to activate, the server "
-        f"does not know the key {bundle.public_key}, the site runs elsewhere already, or this machine's clock is wrong."
+        f"site {site}: {ended.name} ended by itself (exit code {ended.code}), again and again; what it said is above. "
+        f"Where it failed to activate, the server does not know the key {bundle.public_key}, the site runs elsewhere "
+        f"already, or this machine's clock is wrong."
     )
 
 
@@ -47,8 +51,12 @@ def start(
     show: Show,
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Process:
-    """A site's SuperNode, started with the options of its ClientApp; the caller ends it."""
+) -> Together:
+    """A site's SuperNode, with the options of its ClientApp, and its SuperExec, both started; the caller ends them.
+
+    A SuperNode cannot go on with another SuperExec: it would wait for ever for the answer to a message at which the
+    first one was at work. So both end with either.
+    """
     bundle = Bundle(bundle.root.resolve())  # the SuperNode starts in another folder
     _make_private(bundle.state)
     found = check(bundle, site, data, connect=False, cache=bundle.cache)
@@ -71,10 +79,18 @@ def start(
         show("note: the guard does not work on Windows: a run could bring code of the server's choice here")
     else:
         guard.expect_first(programs, surroundings["PATH"])
-    command = commands.supernode(bundle, connection, data.resolve(), free_port(), options)
+    port = free_port()
+    command = commands.supernode(bundle, connection, data.resolve(), port, options)
     show("$ " + commands.shown(command))
     # A run's options may name modules, and those of the current folder count: not the operator's own.
-    return Process(command, surroundings, log, bundle.flower_home)
+    supernode = Process(command, surroundings, log, bundle.flower_home)
+    try:
+        # Flower does not encrypt what these two say to each other on the loopback address.
+        command = commands.superexec(port, supernode.popen.pid, authority=None)
+        return Together(supernode, Process(command, surroundings, log, bundle.flower_home))
+    except BaseException:
+        supernode.end()
+        raise
 
 
 def _make_private(folder: Path) -> None:
