@@ -167,6 +167,15 @@ def test_the_best_rival_is_the_best_of_our_own_measurements():
     assert claim.verdict == "does not hold"
 
 
+def test_one_rival_near_feddure_refutes_a_gain_over_the_best_before_all_are_measured():
+    world = as_the_paper_says()
+    world["table1", "cifar10", "dir-dir", "fedprox-uda", None] = 50.0
+    del world["table1", "cifar10", "dir-dir", "fedmatch", None]
+    claim = judged(world)["gain on CIFAR-10"]
+    assert claim.verdict == "does not hold"
+    assert claim.comparisons[0].name == "FedDure − FedProx-UDA, the best of 4 rivals measured of 5 (DIR-DIR)"
+
+
 def test_a_counterexample_counts_before_everything_is_measured():
     found = [Comparison("a", Difference(-2.0, -3.0, -1.0, 3)), Comparison("b", None)]
     assert all_above(found).verdict == "does not hold"

@@ -47,7 +47,7 @@ def write_index(folder: Path) -> list[Path]:
         readme.append(f"| [{key}]({files[0]}) | {about} | {listed} |")
     readme += [
         "",
-        "`results.csv` has a line for each measured cell, `cells/` all of it with curves and diagnostics.",
+        "`results.csv` has a line for each study and measured cell, `cells/` all of it with curves and diagnostics.",
         "",
     ]
     contents = {"index.html": pages.render(page).encode()}

@@ -87,7 +87,7 @@ def _page(study: str, preset: str, found: Sequence[Row]) -> Page:
     for place, grid in enumerate(tables.grids(found)):
         beyond = pages.beyond_table(grid)
         text = "Points of accuracy on the same seeds" + (", with 95 % intervals by Student's t." if seeds > 1 else ".")
-        heading = "Beyond labels-only training with as many steps"
+        heading = "Beyond labels-only training with matched steps"
         sections.append(
             Section(
                 grid.title,
@@ -160,7 +160,8 @@ def _partition_files(dataset: Dataset) -> dict[str, bytes]:
     heads = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
     lead = (
         f"{spoken(dataset.name)} dealt to 100 clients with seed 0. Internal imbalance compares a client's labelled "
-        "with its unlabelled images, external imbalance compares clients; 0 is none, 1 the most."
+        "with its unlabelled images, external imbalance compares clients by all their "
+        "images; 0 is none, 1 the most. Both are of a whole setting."
     )
     figure = reproduce_figures.partitions(dataset)
     table = Table(heads, summary_lines)

@@ -150,7 +150,7 @@ def markdown(rows: Sequence[Row], definitions: str = "") -> str:
         beyond = beyond_labels(grid)
         if beyond:
             lines += [
-                "Points beyond labels-only training with as many local steps, on the same seeds"
+                "Points beyond labels-only training with matched steps, on the same seeds"
                 + (", with 95 % intervals:" if seeds > 1 else ":"),
                 "",
                 *table(["method", *grid.columns], beyond),

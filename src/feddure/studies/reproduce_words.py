@@ -63,7 +63,10 @@ def definitions(found: Sequence[Row]) -> str:
 def state(found: Sequence[Row]) -> str:
     """How much of a study is measured."""
     done, left = sum(len(row.seeds) for row in found), sum(len(row.missing) for row in found)
-    return f"{done} of {done + left} cells of this study are measured."
+    counted = {row.dataset for row in found if row.seeds or row.missing}
+    others = [spoken(dataset) for dataset in dict.fromkeys(row.dataset for row in found) if dataset not in counted]
+    aside = f" ({', '.join(others)} not counted)" if others and counted else ""
+    return f"{done} of {done + left} cells of this study are measured{aside}."
 
 
 def notes(found: Sequence[Row]) -> list[str]:
