@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from feddure.studies import sweep
+from feddure.studies.cells import Store
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+RESULTS = EXAMPLES.parent / "results"
 
 
 @pytest.fixture
@@ -23,7 +27,8 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 
 
 def test_all_examples_are_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"own_method.py", "own_network.py", "own_images.py"}
+    scripts = {"own_method.py", "own_network.py", "own_images.py"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {"constant-weight.yaml"}
 
 
 def test_own_method(example):
@@ -52,3 +57,16 @@ def test_own_network(example):
 
 def test_own_images(example):
     assert "4 sites, accuracy 0." in example("own_images.py", 1)
+
+
+def test_the_sweep_is_measured_and_its_control_has_no_regulator():
+    wanted, published = sweep.read(EXAMPLES / "constant-weight.yaml"), Store(RESULTS / "constant-weight")
+    assert len(wanted.cells()) == 100
+    assert all(published.has(cell) for cell in wanted.cells())
+    (control,) = {
+        (cell.experiment.method, cell.experiment.fixmatch.threshold, cell.experiment.fixmatch.weight)
+        for point in wanted.points
+        if point.case == "every pseudo label at half weight"
+        for cell in point.cells
+    }
+    assert control == ("fedavg-fixmatch", 0.0, 0.5)
