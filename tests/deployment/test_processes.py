@@ -57,6 +57,21 @@ def test_what_a_process_started_in_another_session_ends_too(tmp_path: Path, monk
     assert not is_alive(child)
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_what_a_killed_process_leaves_behind_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.1)
+    code = DETACH.replace(", start_new_session=True", "")
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
+        child = int(said(process))
+        process.popen.kill()
+        process.popen.wait()
+        assert is_alive(child)
+    limit = time.monotonic() + 10
+    while is_alive(child) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
 def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_END_SECONDS", 0.2)
     code = (

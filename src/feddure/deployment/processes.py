@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from feddure.deployment.printable import printable
 from feddure.errors import RunError
@@ -99,7 +99,7 @@ class Process:
             except subprocess.TimeoutExpired:
                 os.killpg(self.popen.pid, signal.SIGKILL)
                 self.popen.wait()
-            _outlive(self._below)
+            _outlive(self._below | _in_session(self.popen.pid))
         finally:
             if self._log is not None:
                 self._log.close()
@@ -151,10 +151,8 @@ def _descendants(pid: int) -> dict[int, str]:
     without it. Systems without /proc are left to that.
     """
     children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        about = _parent_and_start(int(entry.name))
-        if about is not None:
-            children.setdefault(about[0], []).append((int(entry.name), about[1]))
+    for each, about in _running().items():
+        children.setdefault(about.parent, []).append((each, about.start))
     found: dict[int, str] = {}
     waiting = [pid]
     while waiting:
@@ -164,12 +162,34 @@ def _descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def _parent_and_start(pid: int) -> tuple[int, str] | None:
+def _in_session(pid: int) -> dict[int, str]:
+    """Processes in the session of one that may be gone, with the time at which each began.
+
+    Where a process was killed, what it had started has no parent to be found by.
+    """
+    return {each: about.start for each, about in _running().items() if about.session == pid}
+
+
+class _Seen(NamedTuple):
+    """What the system says of a process."""
+
+    parent: int
+    session: int
+    start: str
+
+
+def _running() -> dict[int, _Seen]:
+    """All processes that have not ended; none on systems without /proc."""
+    numbers = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return {pid: seen for pid in numbers if (seen := _see(pid)) is not None}
+
+
+def _see(pid: int) -> _Seen | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else (int(fields[1]), fields[19])
+    return None if fields[0] == "Z" else _Seen(int(fields[1]), int(fields[3]), fields[19])
 
 
 def _outlive(processes: Mapping[int, str]) -> None:
@@ -178,7 +198,7 @@ def _outlive(processes: Mapping[int, str]) -> None:
     left = dict(processes)
     while left:
         # A number may have gone to another process since: the time at which it began tells them apart.
-        left = {pid: start for pid, start in left.items() if (_parent_and_start(pid) or (0, ""))[1] == start}
+        left = {pid: start for pid, start in left.items() if (seen := _see(pid)) and seen.start == start}
         if left and time.monotonic() > limit:
             for pid in left:
                 with suppress(ProcessLookupError):
