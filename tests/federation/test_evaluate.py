@@ -110,3 +110,15 @@ def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images
         assert federation.test() == expected
     assert not network.compiled
     assert federation.test() == expected
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(images):
+    def refuse(state, pixels):
+        raise torch.cuda.OutOfMemoryError("no memory left")
+
+    federation = tiny.federation(tiny.experiment(), images)
+    network = federation.program.network
+    network.compiled, network._evaluate = True, refuse
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        federation.test()
+    assert network.compiled

@@ -56,6 +56,8 @@ class Program:
         """Do something with the network; one that does not compile is run as it is from then on."""
         try:
             return work()
+        except torch.cuda.OutOfMemoryError:
+            raise  # no fault of the compiler's: whoever asked may try again with fewer lanes
         except Exception as error:
             if not self.network.compiled:
                 raise
