@@ -4,8 +4,11 @@ import dataclasses
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +34,32 @@ class Fragile(FedAvg):
             os._exit(1)
         return super().step(client, batch)
 '''
+
+SLOW = """
+import pathlib, time
+from feddure.methods.fedavg import FedAvg
+
+class Slow(FedAvg):
+    def step(self, client, batch):
+        pathlib.Path(self.experiment.options["began"]).touch()
+        time.sleep(60)
+"""
+
+DRIVER = """
+import sys
+from pathlib import Path
+import tiny
+from feddure.studies import grid
+from feddure.studies.cells import Cell, Store
+from feddure.studies.spread import measure_on_ray
+
+changes = {"method": "slow:Slow", "options": {"began": sys.argv[1]}}
+cell = Cell("test", "", tiny.experiment(changes))
+try:
+    measure_on_ray([cell], Store(Path(sys.argv[2])), lambda name: tiny.dataset(), "local", cpus=1)
+except grid.GridStopped as stopped:
+    sys.exit(stopped.exit_code)
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,6 +106,26 @@ def lives(folder, number):
     for life in range(number):
         (folder / str(life)).touch()
     return {"method": "fragile:Fragile", "options": {"lives": str(folder)}}
+
+
+def until(done, process=None, seconds=120):
+    """Wait for something that another process does."""
+    limit = time.monotonic() + seconds
+    while not done():
+        assert process is None or process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def running():
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def environment_of(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def found(store, wanted):
@@ -147,7 +196,8 @@ def test_a_cell_that_always_kills_its_worker_is_named_and_the_others_are_kept(tm
     assert len(list((tmp_path / "lives").iterdir())) == 48
 
 
-def test_a_stop_keeps_finished_cells_and_a_later_call_does_the_rest(tmp_path, images):
+def test_a_stop_keeps_finished_cells_and_a_later_call_does_the_rest(tmp_path, images, cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "cancel", None)  # in Ray 2.55 it can end the driver's process
     wanted, store = cells(*range(6)), Store(tmp_path / "spread")
     watcher = Watcher(stops=True)
     with pytest.raises(grid.GridStopped, match="finished cells are kept, and those under way begin anew") as caught:
@@ -189,11 +239,39 @@ def test_ray_that_cannot_be_started(monkeypatch, cluster):
 
 def test_another_version_on_a_node_is_refused(images):
     with pytest.raises(RunError, match=r"but 0\.0\.0 where the grid was started; install the same version"):
-        spread._measure_group(spread._Task("0.0.0", "", [], None, 1), images)
+        spread._measure_group(spread._Task("0.0.0", "", [], None, 1, ""), images)
 
 
 def test_no_port_is_open_to_other_machines(cluster):
     assert [node["NodeManagerAddress"] for node in cluster.nodes()] == ["127.0.0.1"]
+
+
+# --- a cluster of its own ---------------------------------------------------------------------------------
+
+
+def test_a_stop_ends_what_runs_on_this_machine_and_leaves_no_files(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    began, rest = tmp_path / "began", tmp_path / "rest"
+    rest.mkdir()
+    paths = {"PYTHONPATH": f"{tmp_path}:{Path(tiny.__file__).parent}", "TMPDIR": str(rest)}
+    driver = subprocess.Popen(
+        [sys.executable, "driver.py", str(began), str(tmp_path / "store")],
+        cwd=tmp_path,
+        env=os.environ | paths | {"RAY_TMPDIR": tempfile.gettempdir()},
+    )
+    try:
+        until(began.exists, driver)
+        workers = [pid for pid in running() if str(rest) in environment_of(pid) and pid != driver.pid]
+        assert workers
+        assert len(list(rest.glob("feddure-ray-*/feddure-ray-*"))) == 1
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(timeout=60) == 130
+    finally:
+        driver.kill()
+        driver.wait()
+    assert list(rest.glob("feddure-ray-*")) == []
+    until(lambda: not set(workers) & set(running()))
 
 
 # --- no cluster ----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ CPUS_PER_TASK = 1
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:\s]+|\[[^\]\s]+\]):(?P<port>\d+)")
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0, Ray keeps to 127.0.0.1 on every system
-_SECONDS_TO_CONNECT, _SECONDS_TO_STOP, _SECONDS_BETWEEN_LOOKS = 10.0, 15.0, 0.2
+_SECONDS_TO_CONNECT, _SECONDS_BETWEEN_LOOKS = 10.0, 0.2
 
 
 class _Stopped(Exception):
@@ -53,6 +53,7 @@ class _Task(NamedTuple):
     cells: list[tuple[str, str, dict[str, Any], str]]
     together: int | None
     threads: int | None  # None leaves them to a GPU's worker
+    folder: str  # for temporary files on the driver's machine: there they go with the driver
 
 
 class _Found(NamedTuple):
@@ -79,8 +80,12 @@ def measure_on_ray(
     if not unmeasured(cells, store):
         return
     ray = _ray(address)
-    with _connected(ray, address, cpus), stopping() as stop:
-        driver = _Driver(ray, store, load, together, watcher)
+    with (
+        tempfile.TemporaryDirectory(prefix="feddure-ray-", ignore_cleanup_errors=True) as folder,
+        _connected(ray, address, cpus),
+        stopping() as stop,
+    ):
+        driver = _Driver(ray, store, load, together, watcher, folder)
         try:
             driver.run(cells, stop)
         finally:
@@ -98,12 +103,15 @@ class Distant:
 class _Driver:
     """Keeps the cluster busy with claimed groups, and what comes back in the store."""
 
-    def __init__(self, ray: ModuleType, store: Store, load: Load, together: int | None, watcher: Watcher | None):
+    def __init__(
+        self, ray: ModuleType, store: Store, load: Load, together: int | None, watcher: Watcher | None, folder: str
+    ):
         self._ray = ray
         self._store = store
         self._load = load
         self._together = together
         self._watcher = watcher
+        self._folder = folder
         self._gpus = ray.cluster_resources().get("GPU", 0) >= 1
         self._datasets: dict[str, Any] = {}
         self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
@@ -126,11 +134,10 @@ class _Driver:
             )
 
     def close(self) -> None:
-        """End what is under way; nothing of it is kept, as workers have no state that outlives them."""
-        for task in self._pending:
-            self._ray.cancel(task)
-        if self._pending:
-            self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=_SECONDS_TO_STOP)
+        """Leave what is under way to itself; Ray ends it with the connection, and nothing of it is kept.
+
+        No task is cancelled: in Ray 2.55 that ends this very process, without a word, where a task is just done.
+        """
         for _, locks in self._pending.values():
             locks.close()
         self._pending.clear()
@@ -165,6 +172,7 @@ class _Driver:
                 [(cell.study, cell.preset, cell.experiment.model_dump(), cell.options) for cell in mine],
                 self._together,
                 None if on_gpu else CPUS_PER_TASK,
+                self._folder,
             )
             remote = self._ray.remote(_measure_group).options(
                 name=f"feddure {mine[0].experiment.method}",
@@ -220,7 +228,11 @@ def _measure_group(task: _Task, dataset: Dataset) -> _Found:
     if task.threads is not None:
         torch.set_num_threads(task.threads)
     cells = [Cell(study, preset, Experiment(**fields), options) for study, preset, fields, options in task.cells]
-    with tempfile.TemporaryDirectory(prefix="feddure-") as folder, warnings.catch_warnings(record=True) as caught:
+    place = task.folder if Path(task.folder).is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(prefix="feddure-ray-", dir=place) as folder,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("default", FeddureWarning)
         store = Store(Path(folder))
         try:
