@@ -64,8 +64,8 @@ class Handler(BaseHTTPRequestHandler):
         rest = body[start:]
         if self.server.cuts:
             rest = rest[: self.server.cuts.pop(0)]
+        self.server.sent += len(rest)  # first: who has read the rest may look at once
         self.wfile.write(rest)
-        self.server.sent += len(rest)
         self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
