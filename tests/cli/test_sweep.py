@@ -146,6 +146,23 @@ def test_cells_of_another_folder_are_taken_over(tmp_path, measured):
     assert len(measured) == 4
 
 
+@pytest.mark.usefixtures("_undrawn")
+def test_processes_divide_the_cells(tmp_path, measured):
+    write(tmp_path, seeds=(0,))
+    found = invoke("mine.yaml", "--out", "several", "--processes", "2")
+    assert measured == []  # not here
+    assert found.stderr.count("% (last)") == 4
+    invoke("mine.yaml", "--out", "one")
+    accuracies = [
+        [
+            (row["config_hash"], row["accuracy_last"], row["local_steps"])
+            for row in rows(tmp_path / name / "results.csv")
+        ]
+        for name in ("several", "one")
+    ]
+    assert accuracies[0] == accuracies[1]
+
+
 def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_written(tmp_path):
     write(tmp_path)
     for words in ([], ["--dry-run"]):
@@ -181,3 +198,6 @@ def test_what_is_refused(tmp_path):
         invoke("mine.yaml", "--out", ".")
     with pytest.raises(ConfigError, match="--ray nonsense: expected local, auto, HOST:PORT"):
         invoke("mine.yaml", "--ray", "nonsense")
+    with pytest.raises(ConfigError, match="--ray and --processes were both given"):
+        invoke("mine.yaml", "--ray", "local", "--processes", "2", "--out", "both")
+    assert not (tmp_path / "both").exists()

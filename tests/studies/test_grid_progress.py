@@ -56,6 +56,25 @@ def test_time_left_follows_the_speed_so_far(terminal):
     assert "1/2 cells" in text.getvalue() or not terminal
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_groups_that_train_at_the_same_time_all_count(terminal):
+    watch, text, clock = progress(terminal)
+    first, second = map(Training, cells())
+    watch.group_begins([first])
+    watch.group_begins([second])
+    clock.now, first.round, second.round = 30.0, 5, 5
+    for federation in (first, second):
+        watch.round_done(federation, {"round": 5, "test": {"accuracy": 0.5}}, 1.0)
+    assert watch.seconds_left == pytest.approx(30.0)
+    watch.cell_done(cells()[0], synthetic.measured(cells()[0], 42.0))
+    clock.now, second.round = 60.0, 10
+    watch.round_done(second, {"round": 10}, 1.0)  # the other's end took nothing from this one
+    assert watch.seconds_left == pytest.approx(0.0)
+    watch.cell_done(cells()[1], synthetic.measured(cells()[1], 43.0))
+    watch.close()
+    assert text.getvalue().count("% (last)") == 2
+
+
 def test_a_log_is_not_flooded():
     watch, text, clock = progress()
     federation = Training(cells()[0])

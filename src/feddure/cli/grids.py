@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from feddure.errors import ConfigError
+
 if TYPE_CHECKING:
     from feddure.data import Dataset
     from feddure.studies.cells import Cell, Store
@@ -25,7 +27,19 @@ Ray = Annotated[
     str | None,
     typer.Option("--ray", metavar="ADDRESS|local", help="Spread the cells over a Ray cluster, or this machine's."),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", min=1, help="Processes that share this machine's GPU or cores; default: 1."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and about how long it takes.")]
+
+
+def check_places(ray: str | None, processes: int | None) -> None:
+    """Refuse two answers to where the work is done."""
+    if ray is not None and processes is not None:
+        raise ConfigError(
+            "--ray and --processes were both given; Ray starts processes of its own, leave one of them out"
+        )
 
 
 def check_merge(folders: Sequence[Path] | None) -> None:
@@ -50,6 +64,7 @@ def measure(
     data_dir: Path | None,
     together: int | None,
     ray: str | None,
+    processes: int | None,
     when_stopped: Callable[[], None] | None = None,
 ) -> None:
     """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on.
@@ -78,6 +93,10 @@ def measure(
             from feddure.studies.spread import measure_on_ray
 
             measure_on_ray(cells, store, load, ray, together, progress)
+        elif processes is not None and processes > 1:
+            from feddure.studies.grid_processes import measure_in_processes
+
+            measure_in_processes(cells, store, load, processes, together, progress)
         else:
             grid.measure(cells, store, load, together, progress)
     except (grid.GridStopped, KeyboardInterrupt) as asked:

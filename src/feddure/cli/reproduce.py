@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feddure.cli import grids
-from feddure.cli.grids import DryRun, Merge, Ray, Together
+from feddure.cli.grids import DryRun, Merge, Processes, Ray, Together
 from feddure.cli.lists import names, numbers
 from feddure.cli.options import DataDir, Sets
 from feddure.cli.theory import theory_progress
@@ -77,19 +77,21 @@ def reproduce(
     merge: Merge = None,
     together: Together = None,
     ray: Ray = None,
+    processes: Processes = None,
     dry_run: DryRun = False,
     data_dir: DataDir = None,
 ) -> None:
     """Reproduce the paper: measure what is not measured yet, and write tables and figures with its numbers beside ours.
 
     Every cell (a method on a data set, setting and seed) is kept in the folder as soon as it is finished. Run the same
-    command again after a kill and it goes on; run it in several processes at once and they divide the cells.
+    command again after a kill and it goes on; run it several times at once and the runs divide the cells.
 
     Examples:
 
     ```text
     feddure reproduce table1 --dry-run                        # what would be measured, and how long it takes
     feddure reproduce table1 --datasets cifar10 --seeds 0     # 30 runs; minutes on one large GPU
+    feddure reproduce table1 --processes 2                    # one evaluates while the other keeps the GPU busy
     feddure reproduce all --out reproduction                  # everything; interrupt and repeat as you like
     feddure reproduce table1 --preset aaai24-fine --methods fedavg-matched,fedavg-fixmatch,fedmatch,feddure
     feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
@@ -120,6 +122,7 @@ def reproduce(
     cells = [cell for name in studies for cell in reproduce.cells(name, request)]
     sweep.expect_no_sweep(out)
     grids.check_merge(merge)
+    grids.check_places(ray, processes)
     store = Store(out)
     if dry_run:
         if what in _TRAINS_NOTHING:
@@ -128,7 +131,7 @@ def reproduce(
             _show_plan(cells, store)
         return
     grids.merge_all(merge, store)
-    grids.measure(cells, store, data_dir, together, ray)
+    grids.measure(cells, store, data_dir, together, ray, processes)
     _write(what, studies, cells, store, request.datasets, data_dir)
 
 

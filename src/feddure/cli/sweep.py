@@ -25,6 +25,7 @@ def sweep(
     merge: grids.Merge = None,
     together: grids.Together = None,
     ray: grids.Ray = None,
+    processes: grids.Processes = None,
     dry_run: grids.DryRun = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -55,7 +56,7 @@ def sweep(
     ```text
     feddure sweep rates.yaml --dry-run                  # what would be measured, and how long it takes
     feddure sweep rates.yaml                            # into runs/sweep-rates
-    feddure sweep rates.yaml --ray local                # a cell on each core
+    feddure sweep rates.yaml --processes 2              # two at a time on this machine
     feddure sweep rates.yaml --ray ray://head:10001     # on a Ray cluster
     feddure sweep rates.yaml --merge from-machine-b     # with the cells that another machine has measured
     ```
@@ -67,12 +68,13 @@ def sweep(
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     study.check_folder(wanted, folder)
     grids.check_merge(merge)
+    grids.check_places(ray, processes)
     if dry_run:
         _show_plan(wanted, Store(folder))
         return
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store)
-    grids.measure(wanted.cells(), store, data_dir, together, ray, lambda: _report(wanted, store))
+    grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))
     _report(wanted, store)
 
 

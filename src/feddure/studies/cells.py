@@ -108,6 +108,14 @@ class Measurement:
         }
 
 
+def named(cells: Sequence[Cell]) -> str:
+    """These cells in a sentence."""
+    names = [f"{cell.experiment.method} seed {cell.experiment.seed} ({cell.hash})" for cell in cells[:5]]
+    more = len(cells) - len(names)
+    word = "cell" if len(cells) == 1 else f"{len(cells)} cells"
+    return f"{word} {', '.join(names)}" + (f" and {more} more" if more else "")
+
+
 def labels(experiment: Experiment) -> float | str:
     """How many per cent of the training images are labelled; nothing where the data come with their own labels."""
     part = experiment.partition

@@ -6,9 +6,11 @@ cell's state is kept while it is under way, and a finished cell is never measure
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from feddure import environment
+from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.errors import RunError
@@ -42,6 +44,14 @@ class Watcher(Protocol):
     def cell_done(self, cell: Cell, measurement: Measurement) -> None: ...
 
 
+@dataclass(eq=False)
+class Distant:
+    """A federation that trains in another process, for who watches."""
+
+    experiment: Experiment
+    round: int = 0
+
+
 class GridStopped(RunError):
     """A signal ended a grid early."""
 
@@ -66,6 +76,12 @@ def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell
     return [members[start : start + size] for members in found.values() for start in range(0, len(members), size)]
 
 
+def portions(cells: Sequence[Cell], together: int | None, on_gpu: bool) -> list[list[Cell]]:
+    """Cells as several processes take them: groups where they share a GPU's lanes or are asked to, else one by one."""
+    found = groups(cells, together)
+    return found if on_gpu or together else [[cell] for group in found for cell in group]
+
+
 def measure(
     cells: Sequence[Cell],
     store: Store,
@@ -78,17 +94,42 @@ def measure(
 
     Where nobody could go on with cells under way, as in a store that is about to vanish, they need not be `resumable`.
     """
-    engine: Engine | None = None
+    bench = Bench(store, load, together, watcher, resumable)
     for group in groups(unmeasured(cells, store), together):
-        with store.claimed(group) as mine:
+        bench.measure(group)
+
+
+class Bench:
+    """Measures one group of cells after the other; what was compiled for one serves the next."""
+
+    def __init__(
+        self,
+        store: Store,
+        load: Load,
+        together: int | None = None,
+        watcher: Watcher | None = None,
+        resumable: bool = True,
+    ):
+        self._store = store
+        self._load = load
+        self._together = together
+        self._watcher = watcher
+        self._resumable = resumable
+        self._engine: Engine | None = None
+
+    def measure(self, group: Sequence[Cell]) -> None:
+        """Measure those of a group that are not finished and that no other process is working on."""
+        with self._store.claimed(group) as mine:
             if not mine:
-                continue
+                return
             options = mine[0].experiment.engine
-            if engine is None or engine.options != options:
-                engine = Engine(options)
-            one_at_a_time = together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
-            for part in [[cell] for cell in mine] if one_at_a_time else [mine]:
-                _measure_together(part, store, load(part[0].experiment.dataset), engine, watcher, resumable)
+            if self._engine is None or self._engine.options != options:
+                self._engine = Engine(options)
+            engine = self._engine
+            alone = self._together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
+            for part in [[cell] for cell in mine] if alone else [mine]:
+                dataset = self._load(part[0].experiment.dataset)
+                _measure_together(part, self._store, dataset, engine, self._watcher, self._resumable)
             engine.release()
 
 

@@ -4,9 +4,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from feddure.config import Experiment
 from feddure.studies.cells import Cell, Measurement, mean_of
@@ -18,10 +19,37 @@ _PLAIN_SECONDS = 30.0  # between two lines of a log
 _MOST_NAMED = 3  # different cells of a group whose changes are said
 _COLUMNS = ("gamma", "labels", "clients_per_round", "rounds")  # of results.csv, which a cell's options leave out
 _WIDEST = 60  # characters of a group's name beside its bar
+_MOST_BARS = 8  # groups of cells that get one
+
+
+class _Group:
+    """Cells that train side by side."""
+
+    def __init__(self, name: str, federations: Sequence[Federation], bar: TaskID | None):
+        self.name = name
+        self.bar = bar
+        self.shares = {id(one): one.round / one.experiment.rounds for one in federations}
+        self.accuracies: dict[int, float] = {}
+
+    def text(self, federation: Federation) -> str:
+        accuracy = f"  accuracy {statistics.fmean(self.accuracies.values()):.3f}" if self.accuracies else ""
+        return f"round {federation.round}/{federation.experiment.rounds}{accuracy}"
+
+
+class _UnderWay(NamedTuple):
+    """A federation in training; holding it keeps its id from going to another."""
+
+    federation: Federation
+    cost: float
+    group: _Group
+
+    @property
+    def worked(self) -> float:
+        return self.cost * self.group.shares[id(self.federation)]
 
 
 class GridProgress:
-    """A bar for the whole grid with the time left, and one for the cells that are training now."""
+    """A bar for the whole grid with the time left, and one for each group of cells that is training now."""
 
     def __init__(
         self, cells: Sequence[Cell], console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -37,8 +65,8 @@ class GridProgress:
         self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
         self._work = max(sum(self._costs.values()), 1e-9)
         self._worked = 0.0  # of the work above, in finished cells
-        self._group: dict[int, tuple[float, float]] = {}  # of each federation under way: cost, share done
-        self._accuracy: dict[int, float] = {}
+        self._under_way: dict[str, _UnderWay] = {}  # by the hash of the cell
+        self._hashes: dict[int, str] = {}  # of the cells of federations under way
         self._bars: Progress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (
@@ -48,40 +76,42 @@ class GridProgress:
             )
             self._bars = Progress(*columns, console=self._console, expand=True, redirect_stdout=False)
             self._whole = self._bars.add_task("cells", total=self._work, text=f"0/{self._total}")
-            self._now = self._bars.add_task("", total=1.0, text="", visible=False)
             self._bars.start()
 
     def group_begins(self, federations: Sequence[Federation]) -> None:
         """Some cells start to train side by side."""
-        self._group = {id(f): (reference_seconds(f.experiment), f.round / f.experiment.rounds) for f in federations}
-        self._accuracy = {}
-        self._name = self._group_name([f.experiment for f in federations])
+        name = self._group_name([f.experiment for f in federations])
+        bar = None
         if self._bars:
-            short = self._name if len(self._name) <= _WIDEST else f"{self._name[: _WIDEST - 1]}…"
-            self._bars.update(self._now, description=short, completed=0, text="", visible=True)
+            short = name if len(name) <= _WIDEST else f"{name[: _WIDEST - 1]}…"
+            shown = sum(task.visible for task in self._bars.tasks) <= _MOST_BARS
+            bar = self._bars.add_task(short, total=1.0, text="", visible=shown)
         else:
-            self._say(f"{self._name}: {_extent(federations)}", at_once=True)
+            self._say(f"{name}: {_extent(federations)}", at_once=True)
+        group = _Group(name, federations, bar)
+        for one in federations:
+            hash = Cell("", "", one.experiment).hash
+            self._hashes[id(one)] = hash
+            self._under_way[hash] = _UnderWay(one, reference_seconds(one.experiment), group)
 
     def round_done(self, federation: Federation, record: Record, seconds: float) -> None:
         """A federation under way has finished a round."""
-        cost, _ = self._group[id(federation)]
-        self._group[id(federation)] = cost, federation.round / federation.experiment.rounds
+        group = self._under_way[self._hashes[id(federation)]].group
+        group.shares[id(federation)] = federation.round / federation.experiment.rounds
         if "test" in record:
-            self._accuracy[id(federation)] = record["test"]["accuracy"]
-        accuracy = f"  accuracy {statistics.fmean(self._accuracy.values()):.3f}" if self._accuracy else ""
-        text = f"round {federation.round}/{federation.experiment.rounds}{accuracy}"
-        if self._bars:
-            share = statistics.fmean(done for _, done in self._group.values())
-            self._bars.update(self._now, completed=share, text=text)
+            group.accuracies[id(federation)] = record["test"]["accuracy"]
+        text = group.text(federation)
+        if self._bars and group.bar is not None:
+            self._bars.update(group.bar, completed=statistics.fmean(group.shares.values()), text=text)
             self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
         else:
-            self._say(f"{self._name}: {text}  {self._whole_text()}")
+            self._say(f"{group.name}: {text}  {self._whole_text()}")
 
     def cell_done(self, cell: Cell, measurement: Measurement) -> None:
         """A cell is finished and kept."""
         self._done += 1
         self._worked += self._costs.get(cell.hash, 0.0)
-        self._group = {}
+        self._end(cell)
         name = self._cell_name(cell.experiment)
         line = (
             f"{name}: {100 * measurement.accuracy_last10:.2f} % ({mean_of([measurement])}), "
@@ -90,6 +120,16 @@ class GridProgress:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._bars:
             self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
+
+    def _end(self, cell: Cell) -> None:
+        """A cell trains no more; with the last of a group its bar goes too."""
+        ended = self._under_way.pop(cell.hash, None)
+        if ended is None:
+            return
+        del self._hashes[id(ended.federation)]
+        last = all(one.group is not ended.group for one in self._under_way.values())
+        if last and self._bars and ended.group.bar is not None:
+            self._bars.remove_task(ended.group.bar)
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -115,7 +155,7 @@ class GridProgress:
 
     @property
     def _finished(self) -> float:
-        return self._worked + sum(cost * share for cost, share in self._group.values())
+        return self._worked + sum(one.worked for one in self._under_way.values())
 
     @property
     def seconds_left(self) -> float | None:

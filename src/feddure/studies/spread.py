@@ -25,8 +25,8 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
-from feddure.studies.cells import Cell, Measurement, Store
-from feddure.studies.grid import GridStopped, Load, Watcher, groups, measure, unmeasured
+from feddure.studies.cells import Cell, Measurement, Store, named
+from feddure.studies.grid import Distant, GridStopped, Load, Watcher, measure, portions, unmeasured
 from feddure.version import VERSION
 
 LOCAL = "local"
@@ -92,14 +92,6 @@ def measure_on_ray(
             driver.close()
 
 
-@dataclasses.dataclass(eq=False)
-class Distant:
-    """A federation that trains on a worker, for who watches: its rounds are not seen here."""
-
-    experiment: Experiment
-    round: int = 0
-
-
 class _Driver:
     """Keeps the cluster busy with claimed groups, and what comes back in the store."""
 
@@ -117,7 +109,7 @@ class _Driver:
         self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
 
     def run(self, cells: Sequence[Cell], stop: Stop) -> None:
-        waiting = self._groups(unmeasured(cells, self._store))
+        waiting = self._portions(unmeasured(cells, self._store))
         lost: list[Cell] = []
         while waiting or self._pending:
             while waiting and len(self._pending) < self._room():
@@ -129,7 +121,7 @@ class _Driver:
                 lost += self._receive(task)
         if lost:
             raise RunError(
-                f"--ray: the workers of {_named(lost)} were lost {ATTEMPTS} times (killed, out of memory, or their "
+                f"--ray: the workers of {named(lost)} were lost {ATTEMPTS} times (killed, out of memory, or their "
                 "node went away); all other cells are kept. Give the nodes more memory or measure these without --ray"
             )
 
@@ -142,16 +134,13 @@ class _Driver:
             locks.close()
         self._pending.clear()
 
-    def _groups(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Groups that share a GPU; on CPUs there is nothing to share, and each cell goes alone."""
-        return [
-            part
-            for group in groups(cells, self._together)
-            for part in ([group] if self._together or self._on_gpu(group) else [[cell] for cell in group])
-        ]
+    def _portions(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        on_gpu = [cell for cell in cells if self._on_gpu(cell)]
+        on_cpu = [cell for cell in cells if not self._on_gpu(cell)]
+        return portions(on_gpu, self._together, True) + portions(on_cpu, self._together, False)
 
-    def _on_gpu(self, group: Sequence[Cell]) -> bool:
-        return self._gpus and group[0].experiment.engine.device != "cpu"
+    def _on_gpu(self, cell: Cell) -> bool:
+        return self._gpus and cell.experiment.engine.device != "cpu"
 
     def _room(self) -> int:
         """Tasks to hand in at a time: as many as the cluster as it is now has places for."""
@@ -165,7 +154,7 @@ class _Driver:
             locks.close()
             return
         try:
-            on_gpu = self._on_gpu(mine)
+            on_gpu = self._on_gpu(mine[0])
             task = _Task(
                 VERSION,
                 str(environment.describe()["command"]),
@@ -256,14 +245,7 @@ def _explained(error: Exception, cells: Sequence[Cell]) -> Exception:
         return RunError(
             f"--ray: feddure cannot be imported on a node of the cluster; install feddure {VERSION} on every node"
         )
-    return RuntimeError(f"{_named(cells)} failed on a worker:\n{error}")
-
-
-def _named(cells: Sequence[Cell]) -> str:
-    names = [f"{cell.experiment.method} seed {cell.experiment.seed} ({cell.hash})" for cell in cells[:5]]
-    more = len(cells) - len(names)
-    word = "cell" if len(cells) == 1 else f"{len(cells)} cells"
-    return f"{word} {', '.join(names)}" + (f" and {more} more" if more else "")
+    return RuntimeError(f"{named(cells)} failed on a worker:\n{error}")
 
 
 def _ray(address: str) -> ModuleType:

@@ -1,0 +1,347 @@
+"""Grids in several processes of one machine: they share its GPU, or divide its cores.
+
+While one process makes batches or evaluates, another keeps the GPU busy. A parent hands out groups of cells, the most
+expensive first, passes on what its children report, and ends them with itself.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, TextIO
+
+import torch
+
+from feddure.data.dataset import Dataset
+from feddure.errors import FeddureError, FeddureWarning, RunError
+from feddure.federation.runs import Stop, stopping
+from feddure.studies.cells import Cell, Measurement, Store, named
+from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, unmeasured
+from feddure.studies.grid_cost import reference_seconds
+from feddure.tracking import records
+from feddure.tracking.console import Federation as Watched
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_END = 60.0
+
+
+# What a child tells its parent.
+
+
+class _Ready(NamedTuple):
+    """It wants a group of cells, or to be sent home with None."""
+
+
+class _Wants(NamedTuple):
+    """It needs a data set."""
+
+    dataset: str
+
+
+class _Begins(NamedTuple):
+    """These cells, by their hashes, start or go on after so many rounds."""
+
+    rounds: dict[str, int]
+
+
+class _Round(NamedTuple):
+    """A cell has done a round."""
+
+    cell: str
+    number: int
+    record: records.Record
+    seconds: float
+
+
+class _Finished(NamedTuple):
+    """A cell is kept."""
+
+    cell: str
+
+
+class _Note(NamedTuple):
+    """The user should know."""
+
+    text: str
+
+
+class _Failed(NamedTuple):
+    """It ends with an error."""
+
+    error: Exception
+
+
+def measure_in_processes(
+    cells: Sequence[Cell],
+    store: Store,
+    load: Load,
+    processes: int,
+    together: int | None = None,
+    watcher: Watcher | None = None,
+) -> None:
+    """Measure all cells that are not finished and that nobody else works on, in this many processes at a time.
+
+    Data sets are loaded here and handed on. Cells whose process is lost are left out and named at the end, as the
+    same cells would probably end another one too.
+    """
+    left = unmeasured(cells, store)
+    on_gpu = torch.cuda.is_available()
+    waiting = [
+        *portions([cell for cell in left if _may_use_gpu(cell)], together, on_gpu),
+        *portions([cell for cell in left if not _may_use_gpu(cell)], together, False),
+    ]
+    waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
+    parent = _Parent(store, load, together, watcher, min(processes, len(waiting)))
+    with stopping() as stop:
+        try:
+            parent.run(waiting, stop)
+        finally:
+            parent.close()
+
+
+def _may_use_gpu(cell: Cell) -> bool:
+    return cell.experiment.engine.device != "cpu"
+
+
+class _Child:
+    """A process as its parent sees it."""
+
+    def __init__(self, store: Store, together: int | None, threads: int):
+        context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
+        self.connection, end = context.Pipe()
+        self.process = context.Process(target=_work, args=(end, store, together, threads), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is not ready for one yet
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        end.close()
+        self.at_work = False  # from its first word on
+        self.cells: dict[str, Cell] = {}  # of the group that it has
+        self.federations: dict[str, Distant] = {}
+
+    def give(self, group: Sequence[Cell] | None) -> None:
+        """Hand it a group, or let it go."""
+        self.cells = {cell.hash: cell for cell in group or ()}
+        self.federations = {}
+        self.connection.send(list(group) if group else None)
+
+    def ask_to_stop(self) -> None:
+        """As Ctrl-C would."""
+        if self.process.pid is not None and self.process.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGINT)
+
+
+class _Parent:
+    """Keeps its children busy and listens to them."""
+
+    def __init__(self, store: Store, load: Load, together: int | None, watcher: Watcher | None, processes: int):
+        self._store = store
+        self._load = load
+        self._together = together
+        self._watcher = watcher
+        self._processes = processes
+        self._waiting: list[list[Cell]] = []
+        self._children: dict[Connection, _Child] = {}
+        self._lost: dict[str, Cell] = {}
+        self._said: set[str] = set()
+        self._error: Exception | None = None
+        self._stopped = False
+
+    def run(self, waiting: list[list[Cell]], stop: Stop) -> None:
+        self._waiting = waiting
+        for _ in range(self._processes):
+            self._start()
+        while self._children:
+            if stop():
+                self._stop()
+            for connection in wait(list(self._children), _SECONDS_BETWEEN_LOOKS):
+                assert isinstance(connection, Connection)
+                self._listen(connection)
+        if stop():
+            raise GridStopped(stop.signal)
+        if self._error is not None:
+            raise self._error
+        if self._lost:
+            raise RunError(_lost(list(self._lost.values())))
+
+    def close(self) -> None:
+        """End what is left of the children after an error here."""
+        self._stop()
+        for child in self._children.values():
+            child.connection.close()
+            child.process.join(_SECONDS_TO_END)
+            child.process.kill()
+            child.process.join()
+
+    def _start(self) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        child = _Child(self._store, self._together, max(1, cores // self._processes))
+        self._children[child.connection] = child
+
+    def _stop(self) -> None:
+        """Hand out nothing more and let the children keep what they have; a second signal would break that off."""
+        self._waiting.clear()
+        if not self._stopped:
+            self._stopped = True
+            for child in self._children.values():
+                child.ask_to_stop()
+
+    def _listen(self, connection: Connection) -> None:
+        child = self._children[connection]
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            self._gone(child)
+            return
+        child.at_work = True
+        with suppress(BrokenPipeError):  # of a child that is gone: its end is heard next
+            self._heed(child, message)
+
+    def _heed(self, child: _Child, message: Any) -> None:
+        match message:
+            case _Ready():
+                child.give(self._waiting.pop(0) if self._waiting else None)
+            case _Wants(dataset):
+                child.connection.send(self._load(dataset))
+            case _Begins(rounds):
+                child.federations = {cell: Distant(child.cells[cell].experiment, n) for cell, n in rounds.items()}
+                if self._watcher:
+                    self._watcher.group_begins(list(child.federations.values()))
+            case _Round(cell, number, record, seconds):
+                federation = child.federations[cell]
+                federation.round = number
+                if self._watcher:
+                    self._watcher.round_done(federation, record, seconds)
+            case _Finished(cell):
+                found = self._store.find(child.cells[cell])
+                if self._watcher and found is not None:
+                    self._watcher.cell_done(child.cells[cell], found)
+            case _Note(text):
+                if text not in self._said:
+                    self._said.add(text)
+                    warnings.warn(text, FeddureWarning, stacklevel=2)
+            case _Failed(error):
+                self._error = self._error or error
+                self._stop()
+
+    def _gone(self, child: _Child) -> None:
+        """A child has ended: in peace, on demand, or with the cells that it had."""
+        del self._children[child.connection]
+        child.connection.close()
+        child.process.join()
+        if child.process.exitcode == 0 or self._stopped:
+            return
+        if not child.at_work:
+            self._error = RunError(f"--processes: a process cannot be started (exit code {child.process.exitcode})")
+            self._stop()
+            return
+        self._lost |= {hash: cell for hash, cell in child.cells.items() if not self._store.has(cell)}
+        if self._waiting:
+            self._start()
+
+
+def _lost(cells: Sequence[Cell]) -> str:
+    return (
+        f"--processes: a process ended before it had measured {named(cells)} (killed, or out of memory); all other "
+        "cells are kept. Run this again, with fewer processes or a smaller --together"
+    )
+
+
+# --- in the child ------------------------------------------------------------------------------------------------
+
+
+def _work(connection: Connection, store: Store, together: int | None, threads: int) -> None:
+    """What a child does: one group after the other, until it is sent home or asked to stop."""
+    os.setpgid(0, 0)  # Ctrl-C is the parent's to pass on
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reporter = _Reporter(connection)
+    bench = Bench(store, reporter.load, together, reporter)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(threads)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FeddureWarning)
+            warnings.showwarning = reporter.warned
+            while True:
+                reporter.say(_Ready())
+                group = connection.recv()
+                if group is None:
+                    return
+                bench.measure(group)
+    except (KeyboardInterrupt, GridStopped, EOFError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except Exception as error:
+        reporter.say(_Failed(_portable(error)))
+
+
+class _Reporter:
+    """Tells the parent all that a grid tells who watches it."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._alone = False
+        self._show = warnings.showwarning
+        self._hashes: dict[int, str] = {}
+        self._dataset: tuple[str, Dataset] | None = None
+
+    def say(self, message: tuple[Any, ...]) -> None:
+        """Without a parent to hear it, what is under way is kept and the process ends."""
+        if self._alone:
+            return
+        try:
+            self._connection.send(message)
+        except OSError:
+            self._alone = True
+            signal.raise_signal(signal.SIGTERM)
+
+    def load(self, name: str) -> Dataset:
+        """One data set in memory at a time."""
+        if self._dataset is None or self._dataset[0] != name:
+            self._dataset = None
+            self.say(_Wants(name))
+            self._dataset = name, self._connection.recv()
+        return self._dataset[1]
+
+    def warned(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """What Python calls to print a warning."""
+        if issubclass(category, FeddureWarning):
+            self.say(_Note(str(message)))
+        else:
+            self._show(message, category, filename, lineno, file, line)
+
+    def group_begins(self, federations: Sequence[Watched]) -> None:
+        self._hashes = {id(one): Cell("", "", one.experiment).hash for one in federations}
+        self.say(_Begins({self._hashes[id(one)]: one.round for one in federations}))
+
+    def round_done(self, federation: Watched, record: records.Record, seconds: float) -> None:
+        brief: records.Record = {name: record[name] for name in ("round", "test") if name in record}
+        self.say(_Round(self._hashes[id(federation)], federation.round, brief, seconds))
+
+    def cell_done(self, cell: Cell, measurement: Measurement) -> None:
+        self.say(_Finished(cell.hash))
+
+
+def _portable(error: Exception) -> Exception:
+    """The user's mistake as it is; an error in code with the traceback that it had here."""
+    if isinstance(error, FeddureError):
+        with suppress(Exception):
+            if str(pickle.loads(pickle.dumps(error))) == str(error):
+                return error
+        return RunError(str(error))
+    return RuntimeError("in another process:\n" + "".join(traceback.format_exception(error)))

@@ -1,0 +1,238 @@
+"""Grids in several processes: the same numbers as in one, lost processes, an early end, and nothing left behind."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tiny
+from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.studies import grid
+from feddure.studies.cells import Cell, Store
+from feddure.studies.grid_processes import measure_in_processes
+
+METHODS = """
+import os, pathlib, time
+from feddure.methods.fedavg import FedAvg
+
+class Fragile(FedAvg):
+    def step(self, client, batch):
+        os._exit(9)
+
+class Faulty(FedAvg):
+    def step(self, client, batch):
+        raise ZeroDivisionError("a mistake in a method")
+
+class Slow(FedAvg):
+    def step(self, client, batch):
+        pathlib.Path(self.experiment.options["began"], str(os.getpid())).touch()
+        time.sleep(0.3)
+        return super().step(client, batch)
+"""
+
+DRIVER = """
+import sys
+from pathlib import Path
+import tiny
+from feddure.studies.cells import Cell, Store
+from feddure.studies.grid_processes import measure_in_processes
+
+began, store = sys.argv[1:]
+changes = {"method": "some_methods:Slow", "options": {"began": began}, "rounds": 200, "dataset": "fashion-mini"}
+cells = [Cell("test", "", tiny.experiment(changes, seed=seed)) for seed in (0, 1)]
+if __name__ == "__main__":
+    measure_in_processes(cells, Store(Path(store)), lambda name: tiny.dataset(), 2)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("methods")
+    (made / "some_methods.py").write_text(METHODS)
+    (made / "driver.py").write_text(DRIVER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(made)
+        yield made
+
+
+class Watcher:
+    """Remembers what it was told, and may ask to stop."""
+
+    def __init__(self, stops=False):
+        self.began, self.rounds, self.done, self._stops = [], [], [], stops
+
+    def group_begins(self, federations):
+        self.began.append(sorted((one.experiment.seed, one.round) for one in federations))
+
+    def round_done(self, federation, record, seconds):
+        assert record["test"]["accuracy"] >= 0
+        self.rounds.append((federation.experiment.seed, federation.round))
+        if self._stops and len({seed for seed, _ in self.rounds}) == 2:
+            self._stops = False
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def cell_done(self, cell, measurement):
+        self.done.append((cell.hash, measurement.config_hash))
+
+
+def cells(*seeds, **changes):
+    return [Cell("test", "", tiny.experiment({"dataset": "fashion-mini", "seed": seed, **changes})) for seed in seeds]
+
+
+def found(store, wanted):
+    """All that was measured but for the time and the sharing of lanes."""
+    ignored = {"seconds", "build_seconds", "environment", "together"}
+    measured = [dataclasses.asdict(store.find(cell)) for cell in wanted]
+    return [{name: value for name, value in one.items() if name not in ignored} for one in measured]
+
+
+def here(folder, wanted, images):
+    store = Store(folder)
+    grid.measure(wanted, store, lambda name: images)
+    return found(store, wanted)
+
+
+def test_results_equal_those_of_one_process(tmp_path, images):
+    wanted = [*cells(0, 1), *cells(0, method="feddure")]
+    store, watcher, loaded = Store(tmp_path / "several"), Watcher(), []
+    measure_in_processes(wanted, store, lambda name: loaded.append(name) or images, 2, watcher=watcher)
+    assert found(store, wanted) == here(tmp_path / "one", wanted, images)
+    assert loaded == ["fashion-mini"] * 2  # once for each process
+    assert sorted(watcher.began) == [[(0, 0)], [(0, 0)], [(1, 0)]]
+    assert sorted(watcher.rounds) == [(0, 1), (0, 1), (0, 2), (0, 2), (1, 1), (1, 2)]
+    assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in wanted)
+    assert [path.name for path in store.folder.iterdir()] == ["cells"]
+
+
+def test_cells_that_are_asked_to_share_lanes_do(tmp_path, images):
+    wanted, store, watcher = cells(0, 1, 2, 3), Store(tmp_path / "several"), Watcher()
+    measure_in_processes(wanted, store, lambda name: images, 2, together=2, watcher=watcher)
+    assert sorted(watcher.began) == [[(0, 0), (1, 0)], [(2, 0), (3, 0)]]
+    assert found(store, wanted) == here(tmp_path / "one", wanted, images)
+
+
+def test_only_what_nobody_has_measured_or_works_on_is_measured(tmp_path, images):
+    wanted, store = cells(0, 1, 2), Store(tmp_path)
+    grid.measure(wanted[:1], store, lambda name: images)
+    before, watcher = store.find(wanted[0]), Watcher()
+    with store.claimed(wanted[1:2]):
+        measure_in_processes(wanted, store, lambda name: images, 2, watcher=watcher)
+    assert watcher.began == [[(2, 0)]]
+    assert store.find(wanted[0]) == before
+    assert [store.has(cell) for cell in wanted] == [True, False, True]
+
+
+def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):
+    wanted, store = cells(0), Store(tmp_path)
+    grid.measure(wanted, store, lambda name: images)
+    monkeypatch.setattr("feddure.studies.grid_processes._Child", None)
+    measure_in_processes(wanted, store, lambda name: images, 2)
+
+
+def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path, images):
+    bad, good = cells(3, 4, method="some_methods:Fragile"), cells(0, 1)
+    store = Store(tmp_path)
+    with pytest.raises(RunError, match=r"ended before it had measured 2 cells some_methods:Fragile seed .*are kept"):
+        measure_in_processes([*bad, *good], store, lambda name: images, 2)
+    assert [store.has(cell) for cell in (*bad, *good)] == [False, False, True, True]
+
+
+def test_a_mistake_of_the_user_is_told_as_it_is(tmp_path, images):
+    with pytest.raises(ConfigError, match=r"engine\.device: cuda was given but no CUDA device is available"):
+        measure_in_processes(cells(0, **{"engine.device": "cuda"}), Store(tmp_path), lambda name: images, 2)
+
+
+def test_an_error_in_code_keeps_its_traceback(tmp_path, images):
+    wanted = cells(0, 1, method="some_methods:Faulty")
+    with pytest.raises(RuntimeError, match=r"(?s)in another process:.*some_methods\.py.*a mistake in a method"):
+        measure_in_processes(wanted, Store(tmp_path), lambda name: images, 2)
+
+
+def test_an_error_here_ends_the_processes(tmp_path):
+    def fail(name):
+        raise ConfigError("no such data set")
+
+    with pytest.raises(ConfigError, match="no such data set"):
+        measure_in_processes(cells(0, 1), Store(tmp_path), fail, 2)
+    assert descendants() == []
+
+
+def test_notes_are_passed_on_once(tmp_path, images):
+    wanted = cells(0, 1, **{"optimizer.learning_rate": 1e300})
+    with pytest.warns(FeddureWarning, match="are not finite and were left out") as caught:
+        measure_in_processes(wanted, Store(tmp_path), lambda name: images, 2)
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == len(set(texts))
+
+
+def test_a_stop_keeps_what_is_under_way_and_a_later_call_does_the_rest(tmp_path, images):
+    wanted, store = cells(0, 1, 2, rounds=100), Store(tmp_path / "several")
+    with pytest.raises(grid.GridStopped, match="those under way go on from where they are") as caught:
+        measure_in_processes(wanted, store, lambda name: images, 2, watcher=Watcher(stops=True))
+    assert caught.value.exit_code == 130
+    assert not any(store.has(cell) for cell in wanted)
+    assert descendants() == []
+    later = Watcher()
+    measure_in_processes(wanted, store, lambda name: images, 2, watcher=later)
+    resumed = [one[0] for one in later.began if one[0][1] > 0]
+    assert len(resumed) == 2
+    assert len(later.rounds) == 3 * 100 - sum(rounds for _, rounds in resumed)
+    assert found(store, wanted) == here(tmp_path / "one", wanted, images)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGKILL, -9)])
+def test_processes_end_with_their_parent_and_keep_what_is_under_way(tmp_path, folder, number, code):
+    began, store = tmp_path / "began", tmp_path / "store"
+    began.mkdir()
+    paths = os.pathsep.join([str(folder), str(Path(tiny.__file__).parent)])
+    parent = subprocess.Popen(
+        [sys.executable, str(folder / "driver.py"), str(began), str(store)],
+        env=os.environ | {"PYTHONPATH": paths},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: len(list(began.iterdir())) == 2, parent)
+        time.sleep(1)
+        parent.send_signal(number)
+        assert parent.wait(timeout=60) == code
+    finally:
+        parent.kill()
+        parent.wait()
+    children = [int(path.name) for path in began.iterdir()]
+    until(lambda: not any(map(alive, children)))
+    assert len(list(store.glob("unfinished/*/checkpoint*"))) == 2
+
+
+def until(done, process=None, seconds=120):
+    """Wait for something that another process does."""
+    limit = time.monotonic() + seconds
+    while not done():
+        assert process is None or process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants():
+    """Processes below this one that measure."""
+    below = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and fields[0] != "Z" and b"spawn_main" in command:
+            below.append(int(entry.name))
+    return below
