@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -64,6 +65,31 @@ def test_a_claimed_cell_is_nobody_elses(tmp_path):
     with Store(tmp_path).claimed([one]) as mine:
         assert mine == [one]
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
+    store, held, problems = Store(tmp_path), set(), []
+
+    def claim(wanted):
+        try:
+            for _ in range(300):
+                with store.claimed(wanted) as mine:
+                    assert not held & {cell.hash for cell in mine}
+                    held.update(cell.hash for cell in mine)
+                    held.difference_update(cell.hash for cell in mine)
+        except Exception as problem:
+            problems.append(problem)
+
+    first, second, third = (cell(seed=seed) for seed in range(3))
+    threads = [
+        threading.Thread(target=claim, args=([common, own],)) for common, own in ((first, second), (first, third))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_cell_cannot_be_claimed(tmp_path):

@@ -17,22 +17,31 @@ from feddure.studies.cells import Cell, Store
 from feddure.studies.grid_processes import measure_in_processes
 
 METHODS = """
-import os, pathlib, time
+import os, pathlib, signal, time
 from feddure.methods.fedavg import FedAvg
 
-class Fragile(FedAvg):
+class Fragile(FedAvg):  # takes its process with it, in one way or another
     def step(self, client, batch):
-        os._exit(9)
+        how = self.experiment.options["how"]
+        if how == "memory":
+            raise MemoryError
+        if how == "signal":
+            signal.raise_signal(signal.SIGTERM)
+            return super().step(client, batch)
+        os._exit(int(how))
 
 class Faulty(FedAvg):
     def step(self, client, batch):
-        raise ZeroDivisionError("a mistake in a method")
+        raise EOFError("a mistake in a method")
 
 class Slow(FedAvg):
     def step(self, client, batch):
         pathlib.Path(self.experiment.options["began"], str(os.getpid())).touch()
         time.sleep(0.3)
         return super().step(client, batch)
+
+def unable(*_):
+    os._exit(7)
 """
 
 DRIVER = """
@@ -64,7 +73,7 @@ class Watcher:
     """Remembers what it was told, and may ask to stop."""
 
     def __init__(self, stops=False):
-        self.began, self.rounds, self.done, self._stops = [], [], [], stops
+        self.began, self.rounds, self.done, self.lost, self._stops = [], [], [], [], stops
 
     def group_begins(self, federations):
         self.began.append(sorted((one.experiment.seed, one.round) for one in federations))
@@ -78,6 +87,9 @@ class Watcher:
 
     def cell_done(self, cell, measurement):
         self.done.append((cell.hash, measurement.config_hash))
+
+    def cells_lost(self, cells):
+        self.lost += [cell.hash for cell in cells]
 
 
 def cells(*seeds, **changes):
@@ -134,12 +146,22 @@ def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):
     measure_in_processes(wanted, store, lambda name: images, 2)
 
 
-def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path, images):
-    bad, good = cells(3, 4, method="some_methods:Fragile"), cells(0, 1)
-    store = Store(tmp_path)
+@pytest.mark.parametrize("how", ["9", "0", "signal", "memory"])
+def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path, images, how):
+    bad, good = cells(3, 4, method="some_methods:Fragile", options={"how": how}), cells(0, 1)
+    store, watcher = Store(tmp_path), Watcher()
     with pytest.raises(RunError, match=r"ended before it had measured 2 cells some_methods:Fragile seed .*are kept"):
-        measure_in_processes([*bad, *good], store, lambda name: images, 2)
+        measure_in_processes([*bad, *good], store, lambda name: images, 2, watcher=watcher)
     assert [store.has(cell) for cell in (*bad, *good)] == [False, False, True, True]
+    assert sorted(watcher.lost) == sorted(cell.hash for cell in bad)
+
+
+def test_processes_that_cannot_be_started(tmp_path, images, monkeypatch):
+    import some_methods
+
+    monkeypatch.setattr("feddure.studies.grid_processes._work", some_methods.unable)
+    with pytest.raises(RunError, match=r"no process can be started \(the last one ended with exit code 7\)"):
+        measure_in_processes(cells(0, 1, 2), Store(tmp_path), lambda name: images, 2)
 
 
 def test_a_mistake_of_the_user_is_told_as_it_is(tmp_path, images):
@@ -147,19 +169,44 @@ def test_a_mistake_of_the_user_is_told_as_it_is(tmp_path, images):
         measure_in_processes(cells(0, **{"engine.device": "cuda"}), Store(tmp_path), lambda name: images, 2)
 
 
-def test_an_error_in_code_keeps_its_traceback(tmp_path, images):
+def test_an_error_in_code_keeps_its_traceback(tmp_path, images, capfd):
     wanted = cells(0, 1, method="some_methods:Faulty")
     with pytest.raises(RuntimeError, match=r"(?s)in another process:.*some_methods\.py.*a mistake in a method"):
         measure_in_processes(wanted, Store(tmp_path), lambda name: images, 2)
+    assert capfd.readouterr().err == ""  # told once, here
 
 
-def test_an_error_here_ends_the_processes(tmp_path):
+@pytest.mark.parametrize("error", [ConfigError, BrokenPipeError])
+def test_an_error_here_ends_the_processes(tmp_path, error):
     def fail(name):
-        raise ConfigError("no such data set")
+        raise error("no such data set")
 
-    with pytest.raises(ConfigError, match="no such data set"):
+    with pytest.raises(error, match="no such data set"):
         measure_in_processes(cells(0, 1), Store(tmp_path), fail, 2)
     assert descendants() == []
+
+
+def test_a_stop_while_data_are_loaded_is_heard_at_once(tmp_path):
+    def load(name):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("loading went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_in_processes(cells(0, 1), Store(tmp_path), load, 2)
+    assert descendants() == []
+
+
+def test_data_sets_may_be_of_a_class_of_the_user(tmp_path, images, monkeypatch):
+    text = "from feddure.data.dataset import Dataset\nclass Mine(Dataset):\n    pass\n"
+    (tmp_path / "class_of_mine.py").write_text(text)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        from class_of_mine import Mine
+    monkeypatch.chdir(tmp_path)
+    mine = Mine(**{field.name: getattr(images, field.name) for field in dataclasses.fields(images)})
+    wanted, store = cells(0), Store(tmp_path / "store")
+    measure_in_processes(wanted, store, lambda name: mine, 2)
+    assert store.has(wanted[0])
 
 
 def test_notes_are_passed_on_once(tmp_path, images):

@@ -75,6 +75,20 @@ def test_groups_that_train_at_the_same_time_all_count(terminal):
     assert text.getvalue().count("% (last)") == 2
 
 
+def test_lost_cells_count_no_more():
+    watch, _, clock = progress(terminal=True)
+    first, second = map(Training, cells())
+    watch.group_begins([first])
+    watch.group_begins([second])
+    clock.now, first.round, second.round = 30.0, 10, 5
+    for federation in (first, second):
+        watch.round_done(federation, {"round": federation.round}, 1.0)
+    watch.cells_lost(cells()[1:])
+    watch.cell_done(cells()[0], synthetic.measured(cells()[0], 42.0))
+    assert watch.seconds_left == pytest.approx(30.0)  # half of the work took 30 s
+    watch.close()
+
+
 def test_a_log_is_not_flooded():
     watch, text, clock = progress()
     federation = Training(cells()[0])

@@ -83,7 +83,7 @@ class Watcher:
     """Remembers what it was told, and may ask to stop."""
 
     def __init__(self, stops=False):
-        self.began, self.done, self._stops = [], [], stops
+        self.began, self.done, self.lost, self._stops = [], [], [], stops
 
     def group_begins(self, federations):
         self.began += [(federation.experiment.seed, federation.round) for federation in federations]
@@ -95,6 +95,9 @@ class Watcher:
         self.done.append((cell.hash, measurement.config_hash))
         if self._stops:
             os.kill(os.getpid(), signal.SIGINT)
+
+    def cells_lost(self, cells):
+        self.lost += [cell.hash for cell in cells]
 
 
 def cells(*seeds, **changes):
@@ -189,9 +192,10 @@ def test_cells_of_a_killed_worker_are_run_again(tmp_path, images):
 def test_a_cell_that_always_kills_its_worker_is_named_and_the_others_are_kept(tmp_path, images, monkeypatch):
     monkeypatch.setattr(spread, "ATTEMPTS", 2)
     bad, good = cells(3, **lives(tmp_path / "lives", 50)), cells(0, 1)
-    store = Store(tmp_path / "spread")
+    store, watcher = Store(tmp_path / "spread"), Watcher()
     with pytest.raises(RunError, match=f"fragile:Fragile seed 3 \\({bad[0].hash}\\) were lost 2 times"):
-        measure_on_ray([*bad, *good], store, lambda name: images, "local")
+        measure_on_ray([*bad, *good], store, lambda name: images, "local", watcher=watcher)
+    assert watcher.lost == [bad[0].hash]
     assert [store.has(cell) for cell in (*bad, *good)] == [False, True, True]
     assert len(list((tmp_path / "lives").iterdir())) == 48
 

@@ -9,12 +9,13 @@ import csv
 import fcntl
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from feddure.config import Experiment
 from feddure.data import recipes
@@ -25,6 +26,7 @@ from feddure.tracking.records import Record
 from feddure.tracking.summary import LAST, summarise
 
 CELLS, UNFINISHED, RESULTS = "cells", "unfinished", "results.csv"
+_ATTEMPTS = 10
 
 COLUMNS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
@@ -177,26 +179,22 @@ class Store:
         mine = []
         try:
             for cell in cells:
-                folder = self.unfinished(cell.hash)
-                _make(folder)
-                lock = (folder / "lock").open("a")
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    lock.close()
+                lock = _lock(self.unfinished(cell.hash))
+                if lock is None:
                     continue
                 locks.append(lock)
                 if self.has(cell):  # finished between the look and the lock
-                    shutil.rmtree(folder, ignore_errors=True)
+                    shutil.rmtree(self.unfinished(cell.hash), ignore_errors=True)
                 else:
                     mine.append(cell)
             yield mine
         finally:
-            for lock in locks:
-                lock.close()
             for cell in mine:
                 _remove_if_untouched(self.unfinished(cell.hash))
-            _remove_if_empty(self.folder / UNFINISHED)
+            for lock in locks:
+                lock.close()
+            with suppress(OSError):  # not empty, or just removed by another process
+                (self.folder / UNFINISHED).rmdir()
 
     def merge(self, other: Path) -> int:
         """Take over the finished cells of another folder, and the rows of its results; returns how many were new."""
@@ -276,18 +274,36 @@ def _read(path: Path) -> Measurement | None:
         raise RunError(f"{path}: damaged ({problem}); delete it to have the cell measured again") from None
 
 
+def _lock(folder: Path) -> IO[str] | None:
+    """The lock of a cell's folder; None where another process has it."""
+    while True:
+        _make(folder)
+        try:
+            lock = (folder / "lock").open("a")
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
+                return lock
+        lock.close()  # of a file that is gone: it keeps nobody away
+
+
 def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        except OSError as problem:
+            if isinstance(problem, FileNotFoundError | FileExistsError) and attempt < _ATTEMPTS:
+                continue  # another process has just removed an empty folder here or on the way
+            raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
 
 
 def _remove_if_untouched(folder: Path) -> None:
     if folder.is_dir() and [entry.name for entry in folder.iterdir()] == ["lock"]:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

@@ -6,19 +6,23 @@ expensive first, passes on what its children report, and ends them with itself.
 
 import multiprocessing
 import os
-import pickle
 import signal
+import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from feddure import errors
 from feddure.data.dataset import Dataset
-from feddure.errors import FeddureError, FeddureWarning, RunError
+from feddure.errors import FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
 from feddure.studies.cells import Cell, Measurement, Store, named
 from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, unmeasured
@@ -90,11 +94,9 @@ def measure_in_processes(
     same cells would probably end another one too.
     """
     left = unmeasured(cells, store)
-    on_gpu = torch.cuda.is_available()
-    waiting = [
-        *portions([cell for cell in left if _may_use_gpu(cell)], together, on_gpu),
-        *portions([cell for cell in left if not _may_use_gpu(cell)], together, False),
-    ]
+    on_gpu = [cell for cell in left if _on_gpu(cell)]
+    on_cpu = [cell for cell in left if not _on_gpu(cell)]
+    waiting = portions(on_gpu, together, True) + portions(on_cpu, together, False)
     waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
     parent = _Parent(store, load, together, watcher, min(processes, len(waiting)))
     with stopping() as stop:
@@ -104,8 +106,8 @@ def measure_in_processes(
             parent.close()
 
 
-def _may_use_gpu(cell: Cell) -> bool:
-    return cell.experiment.engine.device != "cpu"
+def _on_gpu(cell: Cell) -> bool:
+    return cell.experiment.engine.device != "cpu" and torch.cuda.is_available()
 
 
 class _Child:
@@ -114,26 +116,34 @@ class _Child:
     def __init__(self, store: Store, together: int | None, threads: int):
         context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
         self.connection, end = context.Pipe()
-        self.process = context.Process(target=_work, args=(end, store, together, threads), daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is not ready for one yet
+        self.process = context.Process(target=_work, args=(end, store, together, threads))
+        resource_tracker.ensure_running()  # which would unblock the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child is not ready for one yet
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         end.close()
-        self.at_work = False  # from its first word on
+        self.spoke = False
+        self.leaves = False  # sent home, or about to end with an error that it has told
         self.cells: dict[str, Cell] = {}  # of the group that it has
         self.federations: dict[str, Distant] = {}
 
     def give(self, group: Sequence[Cell] | None) -> None:
         """Hand it a group, or let it go."""
+        self.leaves = group is None
         self.cells = {cell.hash: cell for cell in group or ()}
         self.federations = {}
-        self.connection.send(list(group) if group else None)
+        self.send(group)
+
+    def send(self, what: Any) -> None:
+        """Of a child that is gone, the end is heard next."""
+        with suppress(OSError):
+            self.connection.send(what)
 
     def ask_to_stop(self) -> None:
         """As Ctrl-C would."""
-        if self.process.pid is not None and self.process.is_alive():
+        if self.process.pid is not None and not self.leaves and self.process.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGINT)
 
@@ -148,11 +158,12 @@ class _Parent:
         self._watcher = watcher
         self._processes = processes
         self._waiting: list[list[Cell]] = []
-        self._children: dict[Connection, _Child] = {}
+        self._children: list[_Child] = []
         self._lost: dict[str, Cell] = {}
         self._said: set[str] = set()
         self._error: Exception | None = None
         self._stopped = False
+        self._code: int | None = None  # of the last process that was lost
 
     def run(self, waiting: list[list[Cell]], stop: Stop) -> None:
         self._waiting = waiting
@@ -161,55 +172,64 @@ class _Parent:
         while self._children:
             if stop():
                 self._stop()
-            for connection in wait(list(self._children), _SECONDS_BETWEEN_LOOKS):
-                assert isinstance(connection, Connection)
-                self._listen(connection)
+            watched = [what for child in self._children for what in (child.connection, child.process.sentinel)]
+            ready = wait(watched, _SECONDS_BETWEEN_LOOKS)
+            for child in list(self._children):
+                if child.connection in ready:
+                    self._listen(child)
+                elif child.process.sentinel in ready and not child.connection.poll():
+                    self._gone(child)
         if stop():
             raise GridStopped(stop.signal)
         if self._error is not None:
             raise self._error
+        if self._waiting:
+            raise RunError(
+                f"--processes: no process can be started (the last one ended with exit code {self._code}); finished "
+                "cells are kept. Run this again, with fewer processes"
+            )
         if self._lost:
             raise RunError(_lost(list(self._lost.values())))
 
     def close(self) -> None:
         """End what is left of the children after an error here."""
         self._stop()
-        for child in self._children.values():
+        for child in self._children:
             child.connection.close()
             child.process.join(_SECONDS_TO_END)
             child.process.kill()
             child.process.join()
 
     def _start(self) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        child = _Child(self._store, self._together, max(1, cores // self._processes))
-        self._children[child.connection] = child
+        threads = max(1, torch.get_num_threads() // self._processes)
+        self._children.append(_Child(self._store, self._together, threads))
 
     def _stop(self) -> None:
         """Hand out nothing more and let the children keep what they have; a second signal would break that off."""
         self._waiting.clear()
         if not self._stopped:
             self._stopped = True
-            for child in self._children.values():
+            for child in self._children:
                 child.ask_to_stop()
 
-    def _listen(self, connection: Connection) -> None:
-        child = self._children[connection]
+    def _listen(self, child: _Child) -> None:
         try:
-            message = connection.recv()
+            message = child.connection.recv()
         except (EOFError, OSError):
             self._gone(child)
             return
-        child.at_work = True
-        with suppress(BrokenPipeError):  # of a child that is gone: its end is heard next
-            self._heed(child, message)
+        child.spoke = True
+        self._heed(child, message)
 
     def _heed(self, child: _Child, message: Any) -> None:
         match message:
             case _Ready():
                 child.give(self._waiting.pop(0) if self._waiting else None)
-            case _Wants(dataset):
-                child.connection.send(self._load(dataset))
+            case _Wants(name):
+                if not self._stopped:
+                    with _at_once():
+                        dataset = self._load(name)
+                    child.send(dataset)
             case _Begins(rounds):
                 child.federations = {cell: Distant(child.cells[cell].experiment, n) for cell, n in rounds.items()}
                 if self._watcher:
@@ -228,22 +248,23 @@ class _Parent:
                     self._said.add(text)
                     warnings.warn(text, FeddureWarning, stacklevel=2)
             case _Failed(error):
+                child.leaves = True
                 self._error = self._error or error
                 self._stop()
 
     def _gone(self, child: _Child) -> None:
-        """A child has ended: in peace, on demand, or with the cells that it had."""
-        del self._children[child.connection]
+        """A child has ended: as it was told to, or with the cells that it had."""
+        self._children.remove(child)
         child.connection.close()
         child.process.join()
-        if child.process.exitcode == 0 or self._stopped:
+        if child.leaves or self._stopped:
             return
-        if not child.at_work:
-            self._error = RunError(f"--processes: a process cannot be started (exit code {child.process.exitcode})")
-            self._stop()
-            return
-        self._lost |= {hash: cell for hash, cell in child.cells.items() if not self._store.has(cell)}
-        if self._waiting:
+        self._code = child.process.exitcode
+        lost = {hash: cell for hash, cell in child.cells.items() if not self._store.has(cell)}
+        self._lost |= lost
+        if self._watcher:
+            self._watcher.cells_lost(list(lost.values()))
+        if self._waiting and child.spoke:  # one that did not even start is not replaced
             self._start()
 
 
@@ -254,41 +275,74 @@ def _lost(cells: Sequence[Cell]) -> str:
     )
 
 
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """While this holds, Ctrl-C and SIGTERM do not wait for the next look: a download may take long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 # --- in the child ------------------------------------------------------------------------------------------------
+
+
+class _Alone(Exception):
+    """There is no parent any more."""
 
 
 def _work(connection: Connection, store: Store, together: int | None, threads: int) -> None:
     """What a child does: one group after the other, until it is sent home or asked to stop."""
     os.setpgid(0, 0)  # Ctrl-C is the parent's to pass on
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # a user's modules are looked for there
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reporter = _Reporter(connection)
-    bench = Bench(store, reporter.load, together, reporter)
-    if not torch.cuda.is_available():
-        torch.set_num_threads(threads)
+    failed = None
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", FeddureWarning)
-            warnings.showwarning = reporter.warned
-            while True:
-                reporter.say(_Ready())
-                group = connection.recv()
-                if group is None:
-                    return
+        failed = _serve(reporter, Bench(store, reporter.load, together, reporter), threads)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if failed is not None:
+        reporter.say(_Failed(failed))
+
+
+def _serve(reporter: "_Reporter", bench: Bench, threads: int) -> Exception | None:
+    """Measure what the parent hands out; returns an error that it should know of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FeddureWarning)
+        warnings.showwarning = reporter.warned
+        try:
+            while group := reporter.ask(_Ready()):
+                if not _on_gpu(group[0]):
+                    torch.set_num_threads(threads)
                 bench.measure(group)
-    except (KeyboardInterrupt, GridStopped, EOFError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except Exception as error:
-        reporter.say(_Failed(_portable(error)))
+        except (GridStopped, _Alone):
+            return None
+        except (torch.OutOfMemoryError, MemoryError):
+            sys.exit(1)  # the others may have enough when this one is gone
+        except Exception as error:
+            return _portable(error)
+    return None
 
 
 class _Reporter:
-    """Tells the parent all that a grid tells who watches it."""
+    """Tells the parent all that a grid tells who watches it, and asks it for work and data."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
         self._alone = False
-        self._show = warnings.showwarning
         self._hashes: dict[int, str] = {}
         self._dataset: tuple[str, Dataset] | None = None
 
@@ -302,28 +356,25 @@ class _Reporter:
             self._alone = True
             signal.raise_signal(signal.SIGTERM)
 
+    def ask(self, message: tuple[Any, ...]) -> Any:
+        """Say something that has an answer."""
+        self.say(message)
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            raise _Alone from None
+
     def load(self, name: str) -> Dataset:
         """One data set in memory at a time."""
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = None
-            self.say(_Wants(name))
-            self._dataset = name, self._connection.recv()
+            self._dataset = name, self.ask(_Wants(name))
         return self._dataset[1]
 
-    def warned(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        """What Python calls to print a warning."""
+    def warned(self, message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        """What Python calls to print a warning; those of other packages are not the user's business."""
         if issubclass(category, FeddureWarning):
             self.say(_Note(str(message)))
-        else:
-            self._show(message, category, filename, lineno, file, line)
 
     def group_begins(self, federations: Sequence[Watched]) -> None:
         self._hashes = {id(one): Cell("", "", one.experiment).hash for one in federations}
@@ -336,12 +387,13 @@ class _Reporter:
     def cell_done(self, cell: Cell, measurement: Measurement) -> None:
         self.say(_Finished(cell.hash))
 
+    def cells_lost(self, cells: Sequence[Cell]) -> None:
+        raise AssertionError("only a parent loses cells")
+
 
 def _portable(error: Exception) -> Exception:
     """The user's mistake as it is; an error in code with the traceback that it had here."""
-    if isinstance(error, FeddureError):
-        with suppress(Exception):
-            if str(pickle.loads(pickle.dumps(error))) == str(error):
-                return error
-        return RunError(str(error))
+    if isinstance(error, errors.FeddureError):
+        kind = type(error) if type(error).__module__ == errors.__name__ else RunError
+        return kind(str(error))
     return RuntimeError("in another process:\n" + "".join(traceback.format_exception(error)))

@@ -121,6 +121,11 @@ class GridProgress:
         if self._bars:
             self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
 
+    def cells_lost(self, cells: Sequence[Cell]) -> None:
+        """Cells will not be finished: the process that trained them is gone."""
+        for cell in cells:
+            self._end(cell)
+
     def _end(self, cell: Cell) -> None:
         """A cell trains no more; with the last of a group its bar goes too."""
         ended = self._under_way.pop(cell.hash, None)

@@ -118,7 +118,10 @@ class _Driver:
             if stop():
                 raise GridStopped(stop.signal, under_way="those under way begin anew")
             for task in done:
-                lost += self._receive(task)
+                gone = self._receive(task)
+                if gone and self._watcher:
+                    self._watcher.cells_lost(gone)
+                lost += gone
         if lost:
             raise RunError(
                 f"--ray: the workers of {named(lost)} were lost {ATTEMPTS} times (killed, out of memory, or their "
@@ -126,7 +129,9 @@ class _Driver:
             )
 
     def close(self) -> None:
-        """Leave what is under way to itself; Ray ends it with the connection, and nothing of it is kept.
+        """Leave what is under way to itself: nothing of it is kept, and Ray ends it with this connection.
+
+        Where the process was connected to Ray before, tasks under way run to their end.
 
         No task is cancelled: in Ray 2.55 that ends this very process, without a word, where a task is just done.
         """
@@ -217,7 +222,7 @@ def _measure_group(task: _Task, dataset: Dataset) -> _Found:
     if task.threads is not None:
         torch.set_num_threads(task.threads)
     cells = [Cell(study, preset, Experiment(**fields), options) for study, preset, fields, options in task.cells]
-    place = task.folder if Path(task.folder).is_dir() else None
+    place = task.folder if os.access(task.folder, os.W_OK | os.X_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="feddure-ray-", dir=place) as folder,
         warnings.catch_warnings(record=True) as caught,
@@ -292,7 +297,7 @@ def _connected(ray: ModuleType, address: str, cpus: int | None) -> Iterator[None
         warnings.simplefilter("ignore", FutureWarning)  # about what a later Ray will do
         try:
             if address == LOCAL:
-                _start_here(ray, cpus or len(os.sched_getaffinity(0)), quiet)
+                _start_here(ray, cpus or _cores(), quiet)
             else:
                 ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as problem:
@@ -305,6 +310,11 @@ def _connected(ray: ModuleType, address: str, cpus: int | None) -> Iterator[None
         yield
     finally:
         ray.shutdown()
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_here(ray: ModuleType, cpus: int, quiet: dict[str, Any]) -> None:
