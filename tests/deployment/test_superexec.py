@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from feddure.deployment.processes import Process, free_port
 from feddure.deployment.superexec import SuperExec
 from feddure.errors import RunError
 from feddure.federation.flower.description import Description, ServerAddress
+from waiting import until
 
 
 class Clock:
@@ -63,14 +63,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def wait_for(ready: Callable[[], Any], seconds: float = 60.0) -> Any:
-    limit = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.1)
-    return found
-
-
 def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp_path: Path, clock: Clock) -> None:
     code = "import os, time; print('begun', os.getpid(), flush=True); time.sleep(600)"
     log, shown = tmp_path / "log", []
@@ -79,12 +71,12 @@ def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp
         return [int(line.split()[1]) for line in log.read_text().splitlines()]
 
     with SuperExec([sys.executable, "-c", code], os.environ, log, shown.append) as kept:
-        (first,) = wait_for(begun)
+        (first,) = until(begun)
         assert not kept.ended
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: kept.ended)
+        until(lambda: kept.ended)
         kept.start_again()
-        wait_for(lambda: len(begun()) == 2)
+        until(lambda: len(begun()) == 2)
         assert not kept.ended
     assert kept.ended
     assert len(begun()) == 2
@@ -179,16 +171,16 @@ def test_a_real_server_whose_superexec_is_killed_still_begins_runs(tmp_path: Pat
     folder.public_key("north").unlink()  # no site joins here, and registering takes seconds
     command = [sys.executable, "-m", "feddure", "federate", "server", str(folder.root)]
     with Process(command, os.environ | {"OMP_NUM_THREADS": "1"}, tmp_path / "log") as process:
-        wait_for(lambda: "ready: sites can join" in process.last_words() or process.ended)
+        until(lambda: "ready: sites can join" in process.last_words() or process.ended)
         assert not process.ended, process.last_words()
-        (first,) = wait_for(lambda: superexecs_below(process.popen.pid))
+        (first,) = until(lambda: superexecs_below(process.popen.pid))
         os.kill(first, signal.SIGKILL)
-        (second,) = wait_for(lambda: superexecs_below(process.popen.pid) - {first})
+        (second,) = until(lambda: superexecs_below(process.popen.pid) - {first})
         assert "flower-superexec ended (exit code -9); again in 1 s" in process.last_words()
         control = Control(folder)
         number = control.start({"run-folder": str(folder.runs / "a"), "resume": False})
-        wait_for(lambda: control.runs(number)[0].begun)
+        until(lambda: control.runs(number)[0].begun)
         process.ask_to_end()
-        wait_for(lambda: process.ended)
+        until(lambda: process.ended)
     assert process.code == 128 + signal.SIGTERM
     assert not superexecs_below(second)

@@ -15,6 +15,8 @@ from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid
 from feddure.studies.cells import Cell, Store
 from feddure.studies.grid_processes import measure_in_processes
+from measured import found, here
+from waiting import until
 
 METHODS = """
 import os, pathlib, signal, time
@@ -94,19 +96,6 @@ class Watcher:
 
 def cells(*seeds, **changes):
     return [Cell("test", "", tiny.experiment({"dataset": "fashion-mini", "seed": seed, **changes})) for seed in seeds]
-
-
-def found(store, wanted):
-    """All that was measured but for the time and the sharing of lanes."""
-    ignored = {"seconds", "build_seconds", "environment", "together"}
-    measured = [dataclasses.asdict(store.find(cell)) for cell in wanted]
-    return [{name: value for name, value in one.items() if name not in ignored} for one in measured]
-
-
-def here(folder, wanted, images):
-    store = Store(folder)
-    grid.measure(wanted, store, lambda name: images)
-    return found(store, wanted)
 
 
 def test_results_equal_those_of_one_process(tmp_path, images):
@@ -253,15 +242,6 @@ def test_processes_end_with_their_parent_and_keep_what_is_under_way(tmp_path, fo
     children = [int(path.name) for path in began.iterdir()]
     until(lambda: not any(map(alive, children)))
     assert len(list(store.glob("unfinished/*/checkpoint*"))) == 2
-
-
-def until(done, process=None, seconds=120):
-    """Wait for something that another process does."""
-    limit = time.monotonic() + seconds
-    while not done():
-        assert process is None or process.poll() is None, f"ended with {process.returncode}"
-        assert time.monotonic() < limit
-        time.sleep(0.1)
 
 
 def alive(pid):

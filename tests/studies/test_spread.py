@@ -1,13 +1,11 @@
 """Grids on Ray: the same numbers as here, lost workers, an early end, and what is said where there is no cluster."""
 
-import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,8 @@ from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid, spread
 from feddure.studies.cells import Cell, Store
 from feddure.studies.spread import measure_on_ray
+from measured import found, here
+from waiting import until
 
 pytest.importorskip("ray")
 
@@ -111,15 +111,6 @@ def lives(folder, number):
     return {"method": "fragile:Fragile", "options": {"lives": str(folder)}}
 
 
-def until(done, process=None, seconds=120):
-    """Wait for something that another process does."""
-    limit = time.monotonic() + seconds
-    while not done():
-        assert process is None or process.poll() is None, f"ended with {process.returncode}"
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-
-
 def running():
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
@@ -129,19 +120,6 @@ def environment_of(pid):
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
         return ""
-
-
-def found(store, wanted):
-    """All that was measured but for the time, the place and the sharing of lanes."""
-    ignored = {"seconds", "build_seconds", "environment", "together"}
-    measured = [dataclasses.asdict(store.find(cell)) for cell in wanted]
-    return [{name: value for name, value in one.items() if name not in ignored} for one in measured]
-
-
-def here(folder, wanted, images):
-    store = Store(folder)
-    grid.measure(wanted, store, lambda name: images)
-    return found(store, wanted)
 
 
 def test_results_equal_those_of_a_local_run(tmp_path, images):
