@@ -103,7 +103,7 @@ def test_results_equal_those_of_one_process(tmp_path, images):
     store, watcher, loaded = Store(tmp_path / "several"), Watcher(), []
     measure_in_processes(wanted, store, lambda name: loaded.append(name) or images, 2, watcher=watcher)
     assert found(store, wanted) == here(tmp_path / "one", wanted, images)
-    assert loaded == ["fashion-mini"] * 2  # once for each process
+    assert loaded in (["fashion-mini"], ["fashion-mini"] * 2)  # once for each process that got a cell
     assert sorted(watcher.began) == [[(0, 0)], [(0, 0)], [(1, 0)]]
     assert sorted(watcher.rounds) == [(0, 1), (0, 1), (0, 2), (0, 2), (1, 1), (1, 2)]
     assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in wanted)
@@ -211,13 +211,14 @@ def test_a_stop_keeps_what_is_under_way_and_a_later_call_does_the_rest(tmp_path,
     with pytest.raises(grid.GridStopped, match="those under way go on from where they are") as caught:
         measure_in_processes(wanted, store, lambda name: images, 2, watcher=Watcher(stops=True))
     assert caught.value.exit_code == 130
-    assert not any(store.has(cell) for cell in wanted)
     assert descendants() == []
+    finished = sum(store.has(cell) for cell in wanted)
     later = Watcher()
     measure_in_processes(wanted, store, lambda name: images, 2, watcher=later)
-    resumed = [one[0] for one in later.began if one[0][1] > 0]
-    assert len(resumed) == 2
-    assert len(later.rounds) == 3 * 100 - sum(rounds for _, rounds in resumed)
+    resumed = [rounds for ((_, rounds),) in later.began if rounds > 0]
+    assert resumed
+    assert len(later.began) == 3 - finished
+    assert len(later.rounds) == 100 * (3 - finished) - sum(resumed)
     assert found(store, wanted) == here(tmp_path / "one", wanted, images)
 
 
