@@ -135,7 +135,7 @@ def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):
     measure_in_processes(wanted, store, lambda name: images, 2)
 
 
-@pytest.mark.parametrize("how", ["9", "0", "signal", "memory"])
+@pytest.mark.parametrize("how", ["0", "signal", "memory"])
 def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path, images, how):
     bad, good = cells(3, 4, method="some_methods:Fragile", options={"how": how}), cells(0, 1)
     store, watcher = Store(tmp_path), Watcher()
@@ -165,12 +165,11 @@ def test_an_error_in_code_keeps_its_traceback(tmp_path, images, capfd):
     assert capfd.readouterr().err == ""  # told once, here
 
 
-@pytest.mark.parametrize("error", [ConfigError, BrokenPipeError])
-def test_an_error_here_ends_the_processes(tmp_path, error):
+def test_an_error_here_ends_the_processes(tmp_path):
     def fail(name):
-        raise error("no such data set")
+        raise BrokenPipeError("the pipe of a loader")
 
-    with pytest.raises(error, match="no such data set"):
+    with pytest.raises(BrokenPipeError, match="the pipe of a loader"):
         measure_in_processes(cells(0, 1), Store(tmp_path), fail, 2)
     assert descendants() == []
 
@@ -207,7 +206,7 @@ def test_notes_are_passed_on_once(tmp_path, images):
 
 
 def test_a_stop_keeps_what_is_under_way_and_a_later_call_does_the_rest(tmp_path, images):
-    wanted, store = cells(0, 1, 2, rounds=100), Store(tmp_path / "several")
+    wanted, store = cells(0, 1, 2, rounds=50), Store(tmp_path / "several")
     with pytest.raises(grid.GridStopped, match="those under way go on from where they are") as caught:
         measure_in_processes(wanted, store, lambda name: images, 2, watcher=Watcher(stops=True))
     assert caught.value.exit_code == 130
@@ -218,7 +217,7 @@ def test_a_stop_keeps_what_is_under_way_and_a_later_call_does_the_rest(tmp_path,
     resumed = [rounds for ((_, rounds),) in later.began if rounds > 0]
     assert resumed
     assert len(later.began) == 3 - finished
-    assert len(later.rounds) == 100 * (3 - finished) - sum(resumed)
+    assert len(later.rounds) == 50 * (3 - finished) - sum(resumed)
     assert found(store, wanted) == here(tmp_path / "one", wanted, images)
 
 
