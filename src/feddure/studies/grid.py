@@ -77,10 +77,13 @@ def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell
     return [members[start : start + size] for members in found.values() for start in range(0, len(members), size)]
 
 
-def portions(cells: Sequence[Cell], together: int | None, on_gpu: bool) -> list[list[Cell]]:
+def portions(cells: Sequence[Cell], together: int | None, on_gpu: Callable[[Cell], bool]) -> list[list[Cell]]:
     """Cells as several processes take them: groups where they share a GPU's lanes or are asked to, else one by one."""
-    found = groups(cells, together)
-    return found if on_gpu or together else [[cell] for group in found for cell in group]
+    return [
+        part
+        for group in groups(cells, together)
+        for part in ([group] if together or on_gpu(group[0]) else [[cell] for cell in group])
+    ]
 
 
 def measure(

@@ -93,10 +93,7 @@ def measure_in_processes(
     Data sets are loaded here and handed on. Cells whose process is lost are left out and named at the end, as the
     same cells would probably end another one too.
     """
-    left = unmeasured(cells, store)
-    on_gpu = [cell for cell in left if _on_gpu(cell)]
-    on_cpu = [cell for cell in left if not _on_gpu(cell)]
-    waiting = portions(on_gpu, together, True) + portions(on_cpu, together, False)
+    waiting = portions(unmeasured(cells, store), together, _on_gpu)
     waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
     parent = _Parent(store, load, together, watcher, min(processes, len(waiting)))
     with stopping() as stop:

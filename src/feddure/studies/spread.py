@@ -109,7 +109,7 @@ class _Driver:
         self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
 
     def run(self, cells: Sequence[Cell], stop: Stop) -> None:
-        waiting = self._portions(unmeasured(cells, self._store))
+        waiting = portions(unmeasured(cells, self._store), self._together, self._on_gpu)
         lost: list[Cell] = []
         while waiting or self._pending:
             while waiting and len(self._pending) < self._room():
@@ -138,11 +138,6 @@ class _Driver:
         for _, locks in self._pending.values():
             locks.close()
         self._pending.clear()
-
-    def _portions(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        on_gpu = [cell for cell in cells if self._on_gpu(cell)]
-        on_cpu = [cell for cell in cells if not self._on_gpu(cell)]
-        return portions(on_gpu, self._together, True) + portions(on_cpu, self._together, False)
 
     def _on_gpu(self, cell: Cell) -> bool:
         return self._gpus and cell.experiment.engine.device != "cpu"
