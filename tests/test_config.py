@@ -1,5 +1,8 @@
 """Configurations: presets, files, changes, and messages a person understands."""
 
+import hashlib
+import json
+
 import pytest
 
 from feddure import config
@@ -156,6 +159,18 @@ def test_the_fingerprint_knows_what_changes_results():
     assert config.load("demo", sets=how).fingerprint() == base.fingerprint()
     for change in ("seed=1", "rounds=41", "partition.gamma=0.4", "engine.precision=fp64", "options.x=1"):
         assert config.load("demo", sets=[change]).fingerprint() != base.fingerprint()
+
+
+def test_a_field_that_came_later_changes_no_fingerprint_until_it_is_used():
+    base = config.load("demo")
+    without = base.model_dump()
+    del without["feddure"]["reward_on"]
+    assert config.Experiment.model_validate(without).fingerprint() == base.fingerprint()
+    old = base.model_dump(exclude={"engine": {"lanes", "compile", "device"}, "checkpoint_every": True})
+    for section, name, before in config._ADDED:
+        assert old[section].pop(name) == before
+    assert base.fingerprint() == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
+    assert config.load("demo", sets=["feddure.reward_on=confident"]).fingerprint() != base.fingerprint()
 
 
 def test_the_partitions_seed_follows_the_experiments():

@@ -128,6 +128,9 @@ class FedDure(_Section):
     d_clip: float | None = Field(None, gt=0, description="Bound on the absolute value of C-reg's reward d.")
     maml_order: Literal[1, 2] = Field(2, description="Order of the meta gradient of baseline+maml.")
     threshold: float = Field(0.95, ge=0, le=1, description="Confidence threshold of the ablations that need one.")
+    reward_on: Literal["all", "confident"] = Field(
+        "all", description="Unlabelled images that d acts on in c-reg and avg-c-reg: all, or those above the threshold."
+    )
 
 
 class FedMatch(_Section):
@@ -201,7 +204,15 @@ class Experiment(_Section):
     def fingerprint(self) -> str:
         """A hash of all that determines the results: everything but how the engine does the work."""
         fields = self.model_dump(exclude={"engine": {"lanes", "compile", "device"}, "checkpoint_every": True})
+        for section, name, before in _ADDED:
+            if fields[section][name] == before:
+                del fields[section][name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+_ADDED = (("feddure", "reward_on", "all"),)
+"""Fields that came after the first published measurements, with the value that does what was done before: at that
+value they are left out of fingerprints, so that what was measured without them stays measured."""
 
 
 def presets() -> list[str]:

@@ -110,6 +110,14 @@ def test_steps_whose_mean_weight_and_reward_are_negative_are_ascent():
     assert [of_client["d"] for of_client in found["clients"]] == pytest.approx([-0.5, -0.1])
 
 
+def test_a_reward_on_some_images_turns_the_step_round_later():
+    arrays = client([[1.0, 0.0], [1.0, 0.0]], [[0, 0], [0, 0]], d=[-0.9, -1.1])
+    found = diagnose([arrays | {"reach": np.array([0.5, 0.5])}], [truth([0, 0], [0, 0])], classes=2)
+    assert found["ascent_share"] == 0.5  # 0.5 − 0.45 and 0.5 − 0.55
+    assert found["reach"] == 0.5
+    assert diagnose([arrays], [truth([0, 0], [0, 0])], classes=2)["ascent_share"] == 1.0
+
+
 def test_a_method_without_reward_has_no_ascent():
     found = diagnose([client([[1.0, 0.0]], [[0, 1]])], [truth([0, 1])], classes=2)
     assert not [name for name in found if name.startswith("d_") or name == "ascent_share"]

@@ -146,7 +146,7 @@ class AvgFReg(FReg):
 
 
 class CReg(Regulated):
-    """C-reg alone: a confidence mask takes the place of F-reg, as H and as m; g_d is not masked."""
+    """C-reg alone: a confidence mask takes the place of F-reg, as H and as m, and where asked to it filters g_d too."""
 
     def __init__(self, received: nn.Module, settings: Settings):
         super().__init__(received, settings)
@@ -159,7 +159,9 @@ class CReg(Regulated):
         mask = confident(on_weak, self.settings.threshold)
         d = self.train_c_reg(mask, x, y, strong, pseudo)
         ce = cross_entropy(pseudo, on_strong)
-        self.descend(cross_entropy(y, on_x).mean() + (mask * ce).mean() + d * ce.mean())
+        g_u = (mask * ce).mean()
+        g_d = {"all": ce.mean(), "confident": g_u}[self.settings.reward_on]
+        self.descend(cross_entropy(y, on_x).mean() + g_u + d * g_d)
         return {"d": d, "m": mask}
 
     def train_c_reg(self, mask: Tensor, x: Tensor, y: Tensor, strong: Tensor, pseudo: Tensor) -> Tensor:

@@ -131,6 +131,9 @@ def test_a_trace_has_a_value_for_each_round_and_the_clients_own_auroc():
 def test_the_level_of_ascent_is_shown_only_where_rewards_come_near_it():
     assert "ascent_below" not in trace(feddure(d_lowest=-0.4))
     assert trace(feddure(3, d_lowest=-0.6))["ascent_below"].tolist() == [-0.5] * 3
+    assert "ascent_below" not in trace(feddure(3, d_lowest=-0.6, reach=0.5))
+    assert trace(feddure(3, d_lowest=-1.1, reach=0.5))["ascent_below"].tolist() == [-1.0] * 3
+    assert "ascent_below" not in trace(feddure(3, d_lowest=-1.1, reach=0.0))  # d acts on nothing
 
 
 def test_weights_of_a_threshold_have_no_percentiles_but_a_best_auroc():

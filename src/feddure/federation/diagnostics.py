@@ -17,8 +17,9 @@ Arrays = dict[str, np.ndarray]
 def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: int) -> dict[str, Any]:
     """A round's diagnostics, over all its steps, and the main ones of each client.
 
-    Each client gives `weight` and `pseudo` [steps, batch] and, where its method has them, `d`, `loss` and
-    `loss_unlabelled` [steps]. Clients without unlabelled images or pseudo labels do not count.
+    Each client gives `weight` and `pseudo` [steps, batch] and, where its method has them, `d`, `loss`,
+    `loss_unlabelled` and `reach`, the share of the images that d acts on [steps]. Clients without unlabelled
+    images or pseudo labels do not count.
     """
     found = [
         (arrays, truth)
@@ -51,12 +52,15 @@ def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: i
     if all(_has(arrays, "d", truth.shape[:1]) for arrays, truth in found):
         d = np.concatenate([arrays["d"] for arrays, _ in found])
         steps = np.concatenate([arrays["weight"].mean(1) for arrays, _ in found])
+        reach = np.concatenate([arrays.get("reach", np.ones(len(truth))) for arrays, truth in found])
         result |= {
             "d_mean": float(d.mean()),
             "d_lowest": float(d.min()),
             "d_highest": float(d.max()),
-            "ascent_share": float((steps + d < 0).mean()),
+            "ascent_share": float((steps + reach * d < 0).mean()),
         }
+        if any("reach" in arrays for arrays, _ in found):
+            result["reach"] = float(reach.mean())
     result["clients"] = [_of_client(arrays, truth) for arrays, truth in found]
     return result
 

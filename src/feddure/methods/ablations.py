@@ -1,8 +1,10 @@
 """The ablations of the paper's Table 2: FedDure with parts taken away, and a plain meta-learning baseline.
 
 `f-reg` has no C-reg: F-reg learns by a virtual step of θ itself. `c-reg` has no F-reg: a fixed confidence threshold
-takes the place of its weights. `avg-f-reg` and `avg-c-reg` use the mean of the regulators that clients trained in
-earlier rounds, instead of their own. `baseline+maml` adds a first-order or exact meta gradient to FixMatch.
+takes the place of its weights, and d acts on all images or on the confident ones (`feddure.reward_on`: the paper only
+says that low-confidence pseudo labels are filtered). `avg-f-reg` and `avg-c-reg` use the mean of the regulators that
+clients trained in earlier rounds, instead of their own. `baseline+maml` adds a first-order or exact meta gradient to
+FixMatch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -103,8 +105,10 @@ class CReg(FedDure):
             d = d.clamp(-self.options.d_clip, self.options.d_clip)
         losses = cross_entropy(strong, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
-        client.descend(supervised + mean(mask * losses) + d * mean(losses))
-        return record(supervised, losses, mask, pseudo, d)
+        filtered = self.options.reward_on == "confident"
+        client.descend(supervised + mean(mask * losses) + d * mean(mask * losses if filtered else losses))
+        found = record(supervised, losses, mask, pseudo, d)
+        return found | {"reach": mean(mask)} if filtered else found
 
     def reward(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> Tensor:
         """Equations 2 and 3 with the mask in the place of H."""

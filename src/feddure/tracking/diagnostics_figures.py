@@ -66,10 +66,10 @@ class _Plot(NamedTuple):
 _PLOTS = {
     "reward": _Plot(
         "Reward d of C-reg",
-        "Above 0, C-reg's step on pseudo labels lowered its loss on labels; below a dotted line at −mean(m), "
+        "Above 0, C-reg's step on pseudo labels lowered its loss on labels; below a dotted line "
         "the model's step is gradient ascent.",
         solid=("d_mean", "mean"),
-        dotted=("ascent_below", "−mean(m)"),
+        dotted=("ascent_below", "ascent below"),
         band=("d_lowest", "d_highest", "lowest to highest"),
         shows=(0.0,),
     ),
@@ -102,7 +102,7 @@ _PLOTS = {
     ),
     "ascent": _Plot(
         "Steps of gradient ascent",
-        "In these steps mean(m) + d is negative, so the model moves away from its pseudo labels.",
+        "In these steps d outweighs mean(m), so the model moves away from its pseudo labels.",
         solid=("ascent_share", "share of steps"),
         shows=(0.0, 0.1),
         share=True,

@@ -58,8 +58,11 @@ def trace(metrics: Sequence[Record]) -> Trace:
     if classes:
         found |= {"chance": np.full(len(rows), 1 / classes), "cannot_tell": np.full(len(rows), 0.5)}
     # Far below every d, the level of ascent would only flatten the curve.
-    if "d_lowest" in found and np.nanmin(found["d_lowest"]) < np.nanmax(-found["weight_mean"]):
-        found["ascent_below"] = -found["weight_mean"]
+    if "d_lowest" in found:
+        reach = found.get("reach", np.ones(len(rows)))
+        level = -found["weight_mean"] / np.where(reach > 0, reach, np.nan)
+        if np.isfinite(level).any() and np.nanmin(found["d_lowest"]) < np.nanmax(level):
+            found["ascent_below"] = level
     return found
 
 

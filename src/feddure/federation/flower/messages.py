@@ -29,7 +29,7 @@ from feddure.methods.base import Client, Method, State
 
 PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
 QUERY, TRAIN = "query", "train"
-MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d"})
+MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d", "reach"})
 """What the package's own methods tell of a round's steps."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
