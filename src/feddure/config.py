@@ -125,6 +125,10 @@ class FedDure(_Section):
     f_reg_memory: Literal["none", "client"] = Field(
         "none", description="F-reg is fresh each round, or kept per client between its rounds."
     )
+    reward: Literal["fall", "rise"] = Field(
+        "fall",
+        description="d is how far C-reg's labelled loss falls in its step (Eq. 3), or rises, as in the released code.",
+    )
     d_clip: float | None = Field(None, gt=0, description="Bound on the absolute value of C-reg's reward d.")
     maml_order: Literal[1, 2] = Field(2, description="Order of the meta gradient of baseline+maml.")
     threshold: float = Field(0.95, ge=0, le=1, description="Confidence threshold of the ablations that need one.")
@@ -210,7 +214,7 @@ class Experiment(_Section):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-_ADDED = (("feddure", "reward_on", "all"),)
+_ADDED = (("feddure", "reward_on", "all"), ("feddure", "reward", "fall"))
 """Fields that came after the first published measurements, with the value that does what was done before: at that
 value they are left out of fingerprints, so that what was measured without them stays measured."""
 

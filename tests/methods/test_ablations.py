@@ -77,6 +77,8 @@ def test_a_round_of_four_clients_equals_the_twins(method, norm):
         ("c-reg", {"feddure__threshold": 0.3}),
         ("c-reg", {"feddure__d_clip": 1e-3}),
         ("avg-c-reg", {"feddure__d_clip": 1e-3}),
+        ("c-reg", {"feddure__reward": "rise"}),
+        ("avg-c-reg", {"feddure__reward": "rise"}),
         ("c-reg", {"feddure__reward_on": "confident"}),
         ("avg-c-reg", {"feddure__reward_on": "confident"}),
         ("baseline+maml", {"feddure__maml_order": 1}),

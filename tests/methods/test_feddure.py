@@ -62,6 +62,7 @@ def test_a_round_equals_the_twins(norm, clients, lanes):
         {"feddure__f_reg_input": "logits"},
         {"feddure__h_gradient": "detached", "feddure__f_reg_input": "logits"},
         {"feddure__d_clip": 1e-3},
+        {"feddure__reward": "rise"},
         {"proximal": 0.5},
         {"optimizer__learning_rate": 0.02},
     ],

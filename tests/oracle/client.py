@@ -30,6 +30,7 @@ class Settings:
     f_reg_input: str = "softmax"
     d_clip: float | None = None
     maml_order: int = 2
+    reward: str = "fall"
     reward_on: str = "all"
 
 

@@ -77,7 +77,8 @@ class Regulated(Client):
 
     def reward(self, before: Tensor, after: Tensor) -> Tensor:
         """Eq. 3: d, by how much φ's step lowered its loss on labelled images."""
-        d = (before - after).detach()
+        sign = {"fall": 1, "rise": -1}[self.settings.reward]
+        d = sign * (before - after).detach()
         bound = self.settings.d_clip
         return d if bound is None else d.clamp(-bound, bound)
 

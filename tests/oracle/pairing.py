@@ -95,6 +95,7 @@ def settings_of(experiment: config.Experiment, proximal: float) -> Settings:
         f_reg_input=experiment.feddure.f_reg_input,
         d_clip=experiment.feddure.d_clip,
         maml_order=experiment.feddure.maml_order,
+        reward=experiment.feddure.reward,
         reward_on=experiment.feddure.reward_on,
     )
 

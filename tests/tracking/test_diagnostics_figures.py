@@ -200,7 +200,7 @@ def test_a_run_with_regulators_is_put_in_words():
     said = plain(findings(feddure(30, ascent_share=lambda number: 0.3 if number <= 10 else 0.06), CLASSES))
     assert said == {
         "reward": "d is +0.010 on average in the last 20 rounds, from −0.100 to +0.200: "
-        "C-reg's steps lowered the labelled loss on the whole.",
+        "on the whole it added to the weight of pseudo labels.",
         "weights": "m is 0.50 on average in the last 20 rounds, mostly between 0.48 and 0.53: "
         "pseudo labels count almost alike.",
         "accuracy": "60.0 % of the pseudo labels are right in the last 20 rounds, 60.4 % weighted by m: "
@@ -227,7 +227,7 @@ def test_a_run_with_a_threshold_is_put_in_words():
 @pytest.mark.parametrize(
     ("figure", "changes", "ending"),
     [
-        ("reward", {"d_mean": -0.02}, "C-reg's steps raised the labelled loss on the whole."),
+        ("reward", {"d_mean": -0.02}, "on the whole it took from the weight of pseudo labels."),
         ("weights", {"weight_p90": 0.6}, "pseudo labels count somewhat differently."),
         ("weights", {"weight_p10": 0.1, "weight_p90": 0.9}, "pseudo labels count very differently."),
         ("accuracy", {"pseudo_accuracy_weighted": 0.57}, "the weights favour wrong ones."),

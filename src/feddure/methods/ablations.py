@@ -100,9 +100,7 @@ class CReg(FedDure):
     def step(self, client: Client, batch: Batch) -> State:
         labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
         pseudo, mask = confident(weak, self.options.threshold)
-        d = self.reward(client, batch, pseudo, mask) if len(batch.strong) else client.theta.new_zeros(())
-        if self.options.d_clip is not None:
-            d = d.clamp(-self.options.d_clip, self.options.d_clip)
+        d = self.regulate_by(mask, client, batch, pseudo) if len(batch.strong) else client.theta.new_zeros(())
         losses = cross_entropy(strong, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
         filtered = self.options.reward_on == "confident"
@@ -110,14 +108,14 @@ class CReg(FedDure):
         found = record(supervised, losses, mask, pseudo, d)
         return found | {"reach": mean(mask)} if filtered else found
 
-    def reward(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> Tensor:
-        """Equations 2 and 3 with the mask in the place of H."""
+    def regulate_by(self, mask: Tensor, client: Client, batch: Batch, pseudo: Tensor) -> Tensor:
+        """Equations 2 and 3 with the mask in the place of H; returns the reward d."""
         network, phi = client.network, client.state["phi"]
         before = network.weights(phi)
         loss_before = labelled_loss(client, before, batch)
         loss = mean(mask * cross_entropy(network.probe(before, batch.strong), pseudo))
         client.optimizers["phi"].step(phi, network.gradient(loss, before))  # (2)
-        return loss_before - labelled_loss(client, network.weights(phi), batch)  # (3)
+        return self.reward(loss_before, labelled_loss(client, network.weights(phi), batch))  # (3)
 
 
 class AvgCReg(CReg):
@@ -136,14 +134,14 @@ class AvgCReg(CReg):
         client.state["phi_copy"].copy_(received["phi"])
         client.optimizers["phi_copy"].reset()
 
-    def reward(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> Tensor:
+    def regulate_by(self, mask: Tensor, client: Client, batch: Batch, pseudo: Tensor) -> Tensor:
         network, copy = client.network, client.state["phi_copy"]
         weights = network.weights(copy)
         loss = mean(mask * cross_entropy(network.probe(weights, batch.strong), pseudo))
         client.optimizers["phi_copy"].step(copy, network.gradient(loss, weights))
         client.state["phi"].copy_(client.state["phi_mean"])
         client.optimizers["phi"].reset()
-        return super().reward(client, batch, pseudo, mask)
+        return super().regulate_by(mask, client, batch, pseudo)
 
     def upload(self, client: Client) -> State:
         return {**super().upload(client), "phi": client.state["phi_copy"]}

@@ -74,7 +74,11 @@ class FedDure(Method):
             self.update_f_reg(client, phi, before, z, batch, pseudo)
         loss_before = labelled_loss(client, before, batch)
         client.optimizers["phi"].step(phi, network.gradient(self.weighted_loss(client, w, z, pseudo), before))  # (2)
-        d = loss_before - labelled_loss(client, network.weights(phi), batch)  # (3)
+        return self.reward(loss_before, labelled_loss(client, network.weights(phi), batch))  # (3)
+
+    def reward(self, before: Tensor, after: Tensor) -> Tensor:
+        """d, from C-reg's loss on labels before its step and after it (the released code turns the sign round)."""
+        d = before - after if self.options.reward == "fall" else after - before
         return d if self.options.d_clip is None else d.clamp(-self.options.d_clip, self.options.d_clip)
 
     def update_f_reg(

@@ -66,8 +66,8 @@ class _Plot(NamedTuple):
 _PLOTS = {
     "reward": _Plot(
         "Reward d of C-reg",
-        "Above 0, C-reg's step on pseudo labels lowered its loss on labels; below a dotted line "
-        "the model's step is gradient ascent.",
+        "By Eq. 3 it is above 0 where C-reg's step on pseudo labels lowered its loss on labels; it then adds to "
+        "the weight of all pseudo labels. Below a dotted line the model's step is gradient ascent.",
         solid=("d_mean", "mean"),
         dotted=("ascent_below", "ascent below"),
         band=("d_lowest", "d_highest", "lowest to highest"),

@@ -113,7 +113,7 @@ def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str
         low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
         said["reward"] = (
             f"d is {_signed(mean['d_mean'])} on average {when}, from {_signed(low)} to {_signed(high)}: "
-            f"C-reg's steps {'lowered' if mean['d_mean'] > 0 else 'raised'} the labelled loss on the whole."
+            f"on the whole it {'added to' if mean['d_mean'] > 0 else 'took from'} the weight of pseudo labels."
         )
     if "weight_mean" in mean:
         said["weights"] = _weights_in_words(mean, when)
