@@ -65,6 +65,14 @@ def test_legends_name_what_is_drawn():
     assert not any("paper" in text for text in words(figures.figure(own)))
 
 
+def test_a_table_without_labels_only_still_shows_what_its_rows_are_compared_with():
+    own = synthetic.row("table2", "feddure", {0: 50.0, 1: 52.0}, reference={0: 40.0, 1: 44.0})
+    figure = figures.figure([own])
+    assert "ours, labels only with matched steps" in legend(figure)
+    dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in dashed] == [42.0]
+
+
 def test_long_names_stay_inside_the_figure():
     options = "local_steps=2"
     rows = [synthetic.row("table1", "fedavg-matched", SEEDS[0], options=options)]

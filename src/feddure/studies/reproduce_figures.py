@@ -4,6 +4,7 @@ Colour says what a method learns from; FedProx instead of FedAvg, and other chan
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -280,14 +281,22 @@ def _dots(axes: Axes, column: Sequence[Row | None], limits: tuple[float, float])
             axes.errorbar(
                 row.last10.mean, place, xerr=row.last10.deviation, fmt="o", markersize=5, color=OURS, capsize=2.5
             )
-        if row.method == REFERENCE and row.last10 is not None:
-            axes.axvline(row.last10.mean, color=style.BLACK, linestyle="--", linewidth=0.9, zorder=1)
+    labels_only = _labels_only(column)
+    if labels_only is not None:
+        axes.axvline(labels_only, color=style.BLACK, linestyle="--", linewidth=0.9, zorder=1)
     axes.set_xlim(*limits)
     axes.set_ylim(len(column) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=True)
+
+
+def _labels_only(rows: Sequence[Row | None]) -> float | None:
+    """Accuracy of labels-only training with as many steps: a row's own, or what rows without one are compared with."""
+    known = [row.accuracies if row.method == REFERENCE else row.reference for row in rows if row is not None]
+    most = max(known, key=len, default={})
+    return statistics.fmean(most.values()) if most else None
 
 
 def _legend_of_dots(canvas: Figure, rows: Sequence[Row]) -> None:
@@ -302,7 +311,7 @@ def _legend_of_dots(canvas: Figure, rows: Sequence[Row]) -> None:
         handles.append(Line2D([], [], marker="o", linestyle="-" if several else "", color=OURS, label=ours))
     if any(row.paper is not None for row in rows):
         handles.append(Line2D([], [], label="the paper's number", **diamond))
-    if any(row.measured for row in rows if row.method == REFERENCE):
+    if _labels_only(rows) is not None:
         handles.append(Line2D([], [], label="ours, labels only with matched steps", **dashed))
     canvas.legend(
         handles=handles,
