@@ -28,7 +28,10 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 
 def test_all_examples_are_tested():
     scripts = {"own_method.py", "own_network.py", "own_images.py"}
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {"constant-weight.yaml"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
+        "regulators.yaml",
+        "regulators-cifar10.yaml",
+    }
 
 
 def test_own_method(example):
@@ -59,9 +62,10 @@ def test_own_images(example):
     assert "4 sites, accuracy 0." in example("own_images.py", 1)
 
 
-def test_the_sweep_is_measured_and_its_control_has_no_regulator():
-    wanted, published = sweep.read(EXAMPLES / "constant-weight.yaml"), Store(RESULTS / "constant-weight")
-    assert len(wanted.cells()) == 100
+@pytest.mark.parametrize(("name", "cells"), [("regulators", 200), ("regulators-cifar10", 54)])
+def test_the_sweeps_are_measured_and_their_control_has_no_regulator(name, cells):
+    wanted, published = sweep.read(EXAMPLES / f"{name}.yaml"), Store(RESULTS / name)
+    assert len(wanted.cells()) == cells
     assert all(published.has(cell) for cell in wanted.cells())
     (control,) = {
         (cell.experiment.method, cell.experiment.fixmatch.threshold, cell.experiment.fixmatch.weight)

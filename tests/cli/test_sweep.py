@@ -147,6 +147,40 @@ def test_cells_of_another_folder_are_taken_over(tmp_path, measured):
 
 
 @pytest.mark.usefixtures("_undrawn")
+def test_only_the_cells_of_the_sweep_are_taken_over(tmp_path, measured):
+    write(tmp_path, seeds=(0, 1, 2))
+    invoke("mine.yaml", "--out", "one")
+    (tmp_path / "mine.yaml").rename(tmp_path / "first.yaml")
+    write(tmp_path, methods=("fedavg", "fedavg-fixmatch"), seeds=(0,))
+    (tmp_path / "mine.yaml").rename(tmp_path / "second.yaml")
+    measured.clear()
+    found = invoke("second.yaml", "--out", "two", "--merge", "one")
+    assert "one: 2 new cells taken over" in found.stderr
+    assert len(measured) == 2
+    assert len(list((tmp_path / "two" / "cells").iterdir())) == 4
+    assert [row["study"] for row in rows(tmp_path / "two" / "results.csv")] == ["second"] * 4
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_every_problem_has_its_table_and_verdict(tmp_path):
+    grid = {"method": ["fedavg", "fedavg-matched"], "partition.setting": ["iid-iid", "dir-dir"]}
+    write(tmp_path, seeds=(0,), grid=grid)
+    printed = " ".join(invoke("mine.yaml", "--out", "out").stdout.split())
+    first, second = printed.index("mine: IID-IID"), printed.index("mine: DIR-DIR")
+    assert first < second
+    for text in (printed[first:second], printed[second:]):
+        assert "1 FedAvg" in text
+        assert "on the same 1 seed; one seed cannot tell" in text
+    assert "setting" not in printed
+    assert printed.count("accuracies on different data cannot be compared") == 1
+    assert printed.count("Ordered by test accuracy") == 1
+    board = rows(tmp_path / "out" / "leaderboard.csv")
+    assert [(row["problem"], row["place"]) for row in board] == [
+        (problem, place) for problem in ("IID-IID", "DIR-DIR") for place in "12"
+    ]
+
+
+@pytest.mark.usefixtures("_undrawn")
 def test_processes_divide_the_cells(tmp_path, measured):
     write(tmp_path, seeds=(0,))
     found = invoke("mine.yaml", "--out", "several", "--processes", "2")

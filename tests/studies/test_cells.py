@@ -132,6 +132,20 @@ def test_two_halves_merge_to_the_table_of_the_whole(tmp_path):
     assert one.merge(other.folder) == 0
 
 
+def test_a_merge_may_ask_for_some_cells_only(tmp_path):
+    mine, theirs = Store(tmp_path / "mine"), Store(tmp_path / "theirs")
+    wanted = [cell("sweep", seed=seed) for seed in (0, 1, 2)]
+    others = [cell("table1", seed=seed) for seed in (1, 2, 3)]  # two of them are wanted, under another study's name
+    kept(theirs, *others)
+    theirs.tabulate([*others, wanted[1]])
+    assert mine.merge(theirs.folder, wanted) == 2
+    assert {path.stem for path in (mine.folder / "cells").iterdir()} == {wanted[1].hash, wanted[2].hash}
+    with (mine.folder / "results.csv").open() as file:
+        assert [(row["study"], row["config_hash"]) for row in csv.DictReader(file)] == [("sweep", wanted[1].hash)]
+    assert mine.merge(theirs.folder, wanted) == 0
+    assert mine.merge(theirs.folder) == 1
+
+
 def test_merging_a_folder_without_cells_is_refused(tmp_path):
     with pytest.raises(RunError, match="no measured cells are there"):
         Store(tmp_path / "mine").merge(tmp_path)

@@ -51,10 +51,10 @@ def check_merge(folders: Sequence[Path] | None) -> None:
         read_rows(folder / RESULTS)
 
 
-def merge_all(folders: Sequence[Path] | None, store: "Store") -> None:
-    """Take over the finished cells of other folders."""
+def merge_all(folders: Sequence[Path] | None, store: "Store", only: "Sequence[Cell] | None" = None) -> None:
+    """Take over the finished cells of other folders: all, or `only` these."""
     for folder in folders or ():
-        new = store.merge(folder)
+        new = store.merge(folder, only)
         print(f"{folder}: {new} new cells taken over", file=sys.stderr)
 
 

@@ -31,6 +31,7 @@ def sweep(
 ) -> None:
     """Measure every combination of any fields and methods on several seeds, and rank them.
 
+    Combinations on different data (data set or partition) have a leaderboard each, as their accuracies do not compare.
     Finished cells are kept: run the same command again after a kill and it goes on; add values, cases or seeds to the
     file and only the new cells are measured. Writes results.csv, leaderboard.csv, leaderboard.md, leaderboard.png and
     report.html.
@@ -73,7 +74,7 @@ def sweep(
         _show_plan(wanted, Store(folder))
         return
     store = study.open_folder(wanted, folder)
-    grids.merge_all(merge, store)
+    grids.merge_all(merge, store, wanted.cells())
     grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))
     _report(wanted, store)
 
@@ -91,12 +92,29 @@ def _report(wanted: "Sweep", store: "Store") -> None:
 def _show(wanted: "Sweep", store: "Store") -> None:
     from feddure.studies import sweep_report
 
-    rows = sweep_report.leaderboard(wanted, store)
-    columns, lines = sweep_report.brief(wanted, rows)
+    ranked = sweep_report.rankings(wanted, store)
+    every = sweep_report.every_row(ranked)
+    explanation = sweep_report.explanation(wanted, every)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    if len(ranked) == 1:
+        Console().print("", _table(wanted.name, *sweep_report.brief(wanted, every), caption=explanation))
+        console.print(f"\n{sweep_report.verdict(every)}")
+    else:
+        for board, rows in ranked:
+            Console().print("", _table(f"{wanted.name}: {board.title}", *sweep_report.brief(board.sweep, rows)))
+            console.print(sweep_report.verdict(rows))
+        Console(highlight=False, markup=False).print(f"\n{explanation}", style="dim italic")
+    absent = sweep_report.missing(every)
+    if absent:
+        console.print(f"{len(absent)} cells are not measured; the order may change when they are")
+    console.print()
+
+
+def _table(title: str, columns: list[str], lines: list[list[str]], caption: str | None = None) -> Table:
     table = Table(
-        title=escape(wanted.name),
+        title=escape(title),
         title_justify="left",
-        caption=escape(sweep_report.explanation(wanted, rows)),
+        caption=caption and escape(caption),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -106,13 +124,7 @@ def _show(wanted: "Sweep", store: "Store") -> None:
         table.add_column(escape(name), justify="left" if words or not place else "right", no_wrap=not words)
     for line in lines:
         table.add_row(*map(escape, line))
-    Console().print("", table)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    console.print(f"\n{sweep_report.verdict(rows)}")
-    absent = sweep_report.missing(rows)
-    if absent:
-        console.print(f"{len(absent)} cells are not measured; the order may change when they are")
-    console.print()
+    return table
 
 
 def _show_plan(wanted: "Sweep", store: "Store") -> None:

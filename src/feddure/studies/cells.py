@@ -196,10 +196,18 @@ class Store:
             with suppress(OSError):  # not empty, or just removed by another process
                 (self.folder / UNFINISHED).rmdir()
 
-    def merge(self, other: Path) -> int:
-        """Take over the finished cells of another folder, and the rows of its results; returns how many were new."""
-        found = finished_cells(other)
-        rows = {**read_rows(other / RESULTS), **read_rows(self.folder / RESULTS)}
+    def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
+        """Take over finished cells of another folder with their rows of its results; returns how many were new.
+
+        All of them, or `only` these.
+        """
+        found, theirs = finished_cells(other), read_rows(other / RESULTS)
+        if only is not None:
+            wanted = {(cell.study, cell.hash) for cell in only}
+            names = {f"{config_hash}.json" for _, config_hash in wanted}
+            found = {name: measurement for name, measurement in found.items() if name in names}
+            theirs = {place: row for place, row in theirs.items() if place in wanted}
+        rows = {**theirs, **read_rows(self.folder / RESULTS)}
         _make(self.folder / CELLS)
         new = 0
         for name, measurement in found.items():

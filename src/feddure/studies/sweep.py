@@ -22,7 +22,8 @@ from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
 from feddure.studies.cells import Cell, Store
 from feddure.studies.sweep_alike import what_counts
-from feddure.tracking.summary import flat, spoken
+from feddure.studies.sweep_names import combination
+from feddure.tracking.summary import flat
 
 EXAMPLE = """\
 preset: demo                        # or config: FILE, such as a run's config.yaml
@@ -156,7 +157,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
         options = " ".join(f"{key}={value}" for key, value in every.items())
         named = str(preset or tree["config"])
         cells = tuple(Cell(file.stem, named, experiment, options) for experiment in experiments)
-        points.append(Point(_name(case, shown), case, shown, cells))
+        points.append(Point(combination(case, shown), case, shown, cells))
     _expect_different(points)
     return Sweep(file.stem, text, str(preset or tree["config"]), tuple(axes), tuple(seeds), tuple(points))
 
@@ -300,32 +301,6 @@ def _value(found: Changes, key: str) -> Any:
     for part in key.split(".")[1:]:
         value = value[part]
     return value
-
-
-def _name(case: str, values: Changes) -> str:
-    parts = [case] if case else []
-    for key, value in values.items():
-        if key in ("method", "dataset", "model"):
-            parts.append(spoken(value))
-        else:
-            parts.append(f"{axis_name(key)} {written(value)}")
-    return ", ".join(parts)
-
-
-def axis_name(key: str) -> str:
-    """A field as tables and figures call it: its last word, as 'learning rate' for optimizer.learning_rate."""
-    section, _, name = key.rpartition(".")
-    spoken_name = name.replace("_", " ")
-    return spoken_name if section in ("", "partition", "optimizer", "options") else f"{section} {spoken_name}"
-
-
-def written(value: Any) -> str:
-    """A value as tables and figures show it."""
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _read(file: Path) -> tuple[str, dict[str, Any]]:

@@ -13,14 +13,17 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.studies.cells import Measurement, Store, mean_of
 from feddure.studies.compare_tables import Pair, Spread, paired
-from feddure.studies.sweep import Point, Sweep, axis_name, written
+from feddure.studies.sweep import Point, Sweep
+from feddure.studies.sweep_boards import Board, divide
+from feddure.studies.sweep_names import axis_name, shown
 from feddure.tracking import style
 from feddure.tracking.report import Picture, Table, embed
-from feddure.tracking.summary import NOTHING, duration, number, points, spoken
+from feddure.tracking.summary import NOTHING, duration, number, points
 from feddure.version import VERSION
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 _MOST_NAMED = 8  # missing cells that are named one by one
+_MOST_CARDS = 4  # boards whose best has a card
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,15 @@ class Row:
         return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
+Ranking = tuple[Board, list[Row]]
+"""A board with its combinations, best first."""
+
+
+def rankings(sweep: Sweep, store: Store) -> list[Ranking]:
+    """All leaderboards of a sweep: one for each problem, or a single one."""
+    return [(board, leaderboard(board.sweep, store)) for board in divide(sweep)]
+
+
 def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
     """The combinations by their mean accuracy over seeds, best first; those without a measurement come last."""
     rows = []
@@ -72,6 +84,11 @@ def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
         found = {cell.experiment.seed: store.find(cell) for cell in point.cells}
         rows.append(Row(point, {seed: one for seed, one in found.items() if one is not None}))
     return sorted(rows, key=lambda row: -row.last10.mean if row.last10 else 1.0)
+
+
+def every_row(ranked: Sequence[Ranking]) -> list[Row]:
+    """The combinations of all boards, board by board."""
+    return [row for _, rows in ranked for row in rows]
 
 
 def missing(rows: Sequence[Row]) -> list[str]:
@@ -89,6 +106,8 @@ def verdict(rows: Sequence[Row]) -> str:
     ranked = [row for row in rows if row.measured]
     if not ranked:
         return "Nothing is measured yet."
+    if len(rows) == 1:
+        return f"{ranked[0].point.name} is the only combination."
     if len(ranked) == 1:
         return f"Only {ranked[0].point.name} is measured."
     best, second = ranked[:2]
@@ -113,10 +132,12 @@ def accuracy_name(rows: Sequence[Row], spelled_out: bool = False) -> str:
 
 
 def explanation(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """What the columns are, and what not to read into them."""
+    """What the columns are, and what not to read into them; said once for all boards."""
+    several = len(divide(sweep)) > 1
+    apart = ", each board on its own because accuracies on different data cannot be compared" if several else ""
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
     return (
-        f"Ordered by test accuracy in %, {accuracy_name(rows, spelled_out=True)}{spread}. Steps: local ones "
+        f"Ordered by test accuracy in %, {accuracy_name(rows, spelled_out=True)}{spread}{apart}. Steps: local ones "
         "per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is by "
         "Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
         "new seeds before you rely on its lead."
@@ -135,7 +156,7 @@ def columns_and_lines(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], lis
             [
                 f"{place}" if row.measured else NOTHING,
                 *case,
-                *(_shown(key, row.point) for key in sweep.axes),
+                *(shown(key, row.point.values[key]) for key in sweep.axes),
                 _accuracy(row.last10) if row.measured else "not measured",
                 _accuracy(row.last),
                 _of(row, sweep),
@@ -185,54 +206,63 @@ def write(sweep: Sweep, store: Store) -> list[Path]:
     from feddure.studies import sweep_figures
 
     store.tabulate(sweep.cells())
-    rows = leaderboard(sweep, store)
-    contents = {TABLE_FILE: _csv(sweep, rows).encode(), PAGE_FILE: _markdown(sweep, rows).encode()}
+    ranked = rankings(sweep, store)
+    contents = {TABLE_FILE: _csv(sweep, ranked).encode(), PAGE_FILE: _markdown(sweep, ranked).encode()}
     pictures = []
-    if any(row.measured for row in rows):
-        figure = sweep_figures.leaderboard(sweep, rows)
+    if any(row.measured for row in every_row(ranked)):
+        figure = sweep_figures.leaderboard(sweep, [(board.title, rows) for board, rows in ranked])
         contents[FIGURE_FILE] = style.render(figure, "png")
         pictures.append(embed(figure, "Test accuracy of each combination, best first"))
-        along = sweep_figures.along_axes(sweep, rows)
+        along = sweep_figures.along_axes(sweep, leaderboard(sweep, store))
         if along is not None:
             pictures.append(embed(along, "Test accuracy against the values that were varied"))
-    contents[REPORT_FILE] = _html(sweep, rows, pictures).encode()
+    contents[REPORT_FILE] = _html(sweep, ranked, pictures).encode()
     for name, content in contents.items():
         write_whole(store.folder / name, content, RunError)
     return [store.folder / name for name in contents]
 
 
-def _html(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+def _html(sweep: Sweep, ranked: Sequence[Ranking], pictures: Sequence[Picture]) -> str:
     """The page in the look of all reports: it needs nothing beside itself, no network and no script."""
     loaders = [jinja2.PackageLoader("feddure.studies"), jinja2.PackageLoader("feddure.tracking")]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    rows = every_row(ranked)
     return environment.get_template("sweep.html.j2").render(
         title=sweep.name,
         text=sweep.text,
-        verdict=verdict(rows),
-        notes=_missing_notes(rows),
-        cards=_cards(sweep, rows),
+        verdicts=[(board.title, verdict(own)) for board, own in ranked],
+        notes=_missing_notes(ranked),
+        cards=_cards(sweep, ranked),
         explanation=explanation(sweep, rows),
-        leaderboard=Table(*columns_and_lines(sweep, rows), frozenset({"1"})),
-        numbers_from=numbers_from(sweep),
+        boards=[
+            (board.title, Table(*columns_and_lines(board.sweep, own), frozenset({"1"})), numbers_from(board.sweep))
+            for board, own in ranked
+        ],
         pictures=pictures,
         provenance=_provenance(rows),
         version=VERSION,
     )
 
 
-def _cards(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+def _cards(sweep: Sweep, ranked: Sequence[Ranking]) -> list[tuple[str, str, str]]:
+    rows = every_row(ranked)
     done = sum(len(row.measured) for row in rows)
     cells = len(sweep.points) * len(sweep.seeds)
-    best = rows[0]
-    cards = [(f"best, {accuracy_name(rows)}", f"{_accuracy(best.last10)} %", best.point.name)] if best.measured else []
-    note = f"{len(sweep.points)} combinations, {_seeds(len(sweep.seeds))}"
-    return [*cards, ("cells measured", f"{done} of {cells}", note)]
+    cards = [
+        (f"best, {board.title or accuracy_name(own)}", f"{_accuracy(own[0].last10)} %", own[0].point.name)
+        for board, own in ranked
+        if own[0].measured
+    ]
+    problems = f" of {len(ranked)} problems" if len(ranked) > 1 else ""
+    note = f"{len(sweep.points)} combinations{problems}, {_seeds(len(sweep.seeds))}"
+    counted = ("cells measured", f"{done} of {cells}", note)
+    return [*cards, counted] if len(ranked) <= _MOST_CARDS else [counted]
 
 
-def _missing_notes(rows: Sequence[Row]) -> list[str]:
-    absent = missing(rows)
+def _missing_notes(ranked: Sequence[Ranking]) -> list[str]:
+    absent = [f"{board.title}: {name}" if board.title else name for board, rows in ranked for name in missing(rows)]
     if not absent:
         return []
     more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
@@ -245,60 +275,58 @@ def _provenance(rows: Sequence[Row]) -> list[str]:
     return [f"Measured on {said['hardware']} with {said['versions']}."] if found else []
 
 
-def _markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
+def _markdown(sweep: Sweep, ranked: Sequence[Ranking]) -> str:
+    rows, notes = every_row(ranked), _missing_notes(ranked)
+    text = [f"# {sweep.name}"]
+    if len(ranked) == 1:
+        text += [verdict(rows), *notes, _markdown_table(sweep, rows)]
+    else:
+        text += notes
+        for board, own in ranked:
+            text += [f"## {board.title}", verdict(own), _markdown_table(board.sweep, own)]
+    text += [explanation(sweep, rows), *_provenance(rows)]
+    return "\n\n".join(text) + "\n"
+
+
+def _markdown_table(sweep: Sweep, rows: Sequence[Row]) -> str:
     columns, lines = columns_and_lines(sweep, rows)
     aligned = ["---" if place < numbers_from(sweep) else "---:" for place in range(len(columns))]
     table = [columns, aligned, *lines]
-    text = [
-        f"# {sweep.name}",
-        "",
-        verdict(rows),
-        "",
-        *(line for note in _missing_notes(rows) for line in (note, "")),
-        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table),
-        "",
-        explanation(sweep, rows),
-        "",
-        *(line for note in _provenance(rows) for line in (note, "")),
-    ]
-    return "\n".join(text)
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table)
 
 
-def _csv(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Accuracies and differences in per cent, as in results.csv."""
+def _csv(sweep: Sweep, ranked: Sequence[Ranking]) -> str:
+    """All boards; accuracies and differences in per cent, as in results.csv."""
     cases = any(point.case for point in sweep.points)
-    head = ["place", *(["case"] if cases else []), *sweep.axes, "seeds_measured", "seeds_missing"]
+    head = ["problem", "place", *(["case"] if cases else []), *sweep.axes, "seeds_measured", "seeds_missing"]
     head += [f"accuracy_{which}_{what}" for which in ("last10", "last") for what in ("mean", "sd")]
     head += ["local_steps", "seconds", "from_best", "interval_low", "interval_high", "config_hashes"]
+    whole = {point.cells[0].hash: point for point in sweep.points}  # a board's leave out a case that is in its title
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
-    for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
-        spreads = [
-            _hundredfold(value)
-            for spread in (row.last10, row.last)
-            for value in ((spread.mean, spread.deviation) if spread else (None, None))
-        ]
-        writer.writerow(
-            [
+    for board, rows in ranked:
+        for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
+            point = whole[row.point.cells[0].hash]
+            measured = [
                 place if row.measured else "",
-                *([row.point.case] if cases else []),
-                *(row.point.values[key] for key in sweep.axes),
+                *([point.case] if cases else []),
+                *(point.values[key] for key in sweep.axes),
                 " ".join(map(str, row.measured)),
                 " ".join(str(seed) for seed in sweep.seeds if seed not in row.measured),
-                *spreads,
-                "" if row.steps is None else round(row.steps, 2),
-                "" if row.seconds is None else round(row.seconds, 1),
-                *(_hundredfold(value) for value in ((pair.difference, pair.low, pair.high) if pair else [None] * 3)),
-                " ".join(cell.hash for cell in row.point.cells),
             ]
-        )
+            writer.writerow([board.title, *measured, *_numbers(row, pair), " ".join(cell.hash for cell in point.cells)])
     return text.getvalue()
 
 
-def _shown(key: str, point: Point) -> str:
-    value = point.values[key]
-    return spoken(value) if key in ("method", "dataset", "model") else written(value)
+def _numbers(row: Row, pair: Pair | None) -> list[float | str]:
+    spreads = [(spread.mean, spread.deviation) if spread else (None, None) for spread in (row.last10, row.last)]
+    return [
+        *(_hundredfold(value) for spread in spreads for value in spread),
+        "" if row.steps is None else round(row.steps, 2),
+        "" if row.seconds is None else round(row.seconds, 1),
+        *(_hundredfold(value) for value in ((pair.difference, pair.low, pair.high) if pair else [None] * 3)),
+    ]
 
 
 def _hundredfold(share: float | None) -> float | str:
