@@ -119,7 +119,7 @@ class CReg(FedDure):
 
 
 class AvgCReg(CReg):
-    """Every step's C-reg starts at the mean of earlier rounds; a copy trains on through the round for upload."""
+    """Every step's C-reg starts at the mean of earlier rounds, with a fresh optimiser; a copy trains on for upload."""
 
     name = "avg-c-reg"
 
