@@ -220,8 +220,10 @@ def test_a_folder_with_something_else_is_refused(tmp_path, name):
 def test_a_damaged_plan_and_a_file_in_the_folders_place(tmp_path):
     sweep.open_folder(read(tmp_path), tmp_path / "out")
     (tmp_path / "out" / "plan.json").write_text("{")
-    with pytest.raises(FeddureError, match=r"plan\.json: damaged"):
+    with pytest.raises(FeddureError, match=r"plan\.json: damaged; delete it to go on"):
         sweep.open_folder(read(tmp_path), tmp_path / "out")
+    (tmp_path / "out" / "plan.json").unlink()
+    sweep.open_folder(read(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match="a file is there"):
         sweep.check_folder(read(tmp_path), tmp_path / "rates.yaml")
 

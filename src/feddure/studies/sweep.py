@@ -92,7 +92,8 @@ def check_folder(sweep: Sweep, folder: Path) -> None:
     try:
         present = set(json.loads(path.read_text(encoding="utf-8"))["cells"])
     except FileNotFoundError:
-        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+        if SWEEP_FILE not in there and any(not name.startswith(".") for name in there):
             raise RunError(
                 f"{folder}: the folder is not empty and holds no sweep; choose another --out, "
                 "and --merge a folder whose cells you want to take over"
