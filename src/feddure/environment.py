@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ def describe() -> dict[str, str | int | None]:
     return {
         "feddure": VERSION,
         "commit": commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -32,12 +33,19 @@ def describe() -> dict[str, str | int | None]:
     }
 
 
+def command() -> str:
+    """What was called, as a shell would take it again."""
+    program = Path(sys.argv[0])
+    name = "feddure" if program == Path(__file__).with_name("__main__.py") else program.name
+    return shlex.join([name, *sys.argv[1:]])
+
+
 def commit() -> str | None:
     """The commit of the source tree this package runs from; elsewhere, what FEDDURE_COMMIT says."""
     root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(asked, capture_output=True, text=True)
         if done.returncode == 0:
             return done.stdout.strip()
     return os.environ.get("FEDDURE_COMMIT")
