@@ -62,7 +62,7 @@ def test_own_images(example):
     assert "4 sites, accuracy 0." in example("own_images.py", 1)
 
 
-@pytest.mark.parametrize(("name", "cells"), [("regulators", 200), ("regulators-cifar10", 54)])
+@pytest.mark.parametrize(("name", "cells"), [("regulators", 160), ("regulators-cifar10", 54)])
 def test_the_sweeps_are_measured_and_their_control_has_no_regulator(name, cells):
     wanted, published = sweep.read(EXAMPLES / f"{name}.yaml"), Store(RESULTS / name)
     assert len(wanted.cells()) == cells
