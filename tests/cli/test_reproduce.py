@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import synthetic
 from feddure import cli
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.studies.cells import Store
 from feddure.studies.reproduce import Request, cells
 
@@ -152,3 +152,9 @@ def test_measured_results_in_this_repository_can_be_gone_on_with(tmp_path):
     wanted = cells("table1", Request(datasets=("cifar10",)))
     assert all(store.has(cell) for cell in wanted)
     assert {store.find(cell).rounds for cell in wanted} == {200}
+
+
+def test_absent_data_leave_no_folder(tmp_path):
+    with pytest.raises(DataError, match=r"cifar10 is not in .* `feddure data fetch cifar10`"):
+        reproduce("table1", "--datasets", "cifar10", "--out", tmp_path / "out", "--data-dir", tmp_path)
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import tiny
 from feddure import data, environment
 from feddure.cli.sweep import sweep
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.federation import runs
 from feddure.studies import grid, sweep_report
 from feddure.tracking.report import Picture
@@ -235,3 +235,11 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--ray and --processes were both given"):
         invoke("mine.yaml", "--ray", "local", "--processes", "2", "--out", "both")
     assert not (tmp_path / "both").exists()
+
+
+def test_absent_data_are_said_before_anything_is_trained(tmp_path, measured):
+    write(tmp_path, grid={"dataset": [NAME, "cifar10"]})
+    with pytest.raises(DataError, match="cifar10 is not in"):
+        invoke("mine.yaml", "--out", "out", "--data-dir", tmp_path)
+    assert measured == []
+    assert not (tmp_path / "out").exists()

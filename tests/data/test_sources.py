@@ -164,6 +164,24 @@ def test_the_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch, 
     assert places.cache_dir() == tmp_path / "Local" / "feddure" / "Cache"
 
 
+@pytest.mark.parametrize("name", ["cifar10", "fashion-mnist", "cinic10", "folder:nowhere", "npz:nowhere.npz"])
+def test_what_is_not_there_is_refused_before_it_is_read(tmp_path: Path, monkeypatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as early:
+        sources.expect_present(name, tmp_path)
+    with pytest.raises(DataError) as late:
+        sources.load(name, tmp_path)
+    assert str(early.value) == str(late.value)
+
+
+def test_what_is_there_is_not_read_to_know_it(tmp_path: Path, monkeypatch, registry: None) -> None:
+    sources.register("mine", lambda: pytest.fail("it was read"))
+    (tmp_path / "images").mkdir()
+    monkeypatch.setattr(sources, "load", lambda *_: pytest.fail("it was read"))
+    for name in ("fashion-mini", "mine", f"folder:{tmp_path / 'images'}?test=0.2", "package.module:function"):
+        sources.expect_present(name, tmp_path)
+
+
 def test_mean_and_deviation_are_those_of_the_pixels() -> None:
     images = np.random.default_rng(0).integers(0, 256, (1203, 5, 4, 3), dtype=np.uint8)
     mean, std = measure(images)

@@ -51,6 +51,15 @@ def check_merge(folders: Sequence[Path] | None) -> None:
         read_rows(folder / RESULTS)
 
 
+def check_data(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None) -> None:
+    """Refuse a grid whose data are not all there, rather than after hours with those that are."""
+    from feddure import data
+    from feddure.studies import grid
+
+    for name in dict.fromkeys(cell.experiment.dataset for cell in grid.unmeasured(cells, store)):
+        data.expect_present(name, data_dir)
+
+
 def merge_all(folders: Sequence[Path] | None, store: "Store", only: "Sequence[Cell] | None" = None) -> None:
     """Take over the finished cells of other folders: all, or `only` these."""
     for folder in folders or ():
@@ -78,6 +87,7 @@ def measure(
     left = grid.unmeasured(cells, store)
     if not left:
         return
+    check_data(left, store, data_dir)
     loaded: dict[str, Dataset] = {}
 
     def load(name: str) -> "Dataset":

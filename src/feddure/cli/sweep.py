@@ -73,6 +73,8 @@ def sweep(
     if dry_run:
         _show_plan(wanted, Store(folder))
         return
+    if not merge:  # what others have measured needs no data
+        grids.check_data(wanted.cells(), Store(folder), data_dir)
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store, wanted.cells())
     grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))

@@ -16,7 +16,7 @@ from feddure.data.sources.source import Source
 from feddure.data.sources.validation import check
 from feddure.errors import DataError
 
-__all__ = ["FORMS", "Source", "default_data_dir", "find_source", "load", "register", "sources"]
+__all__ = ["FORMS", "Source", "default_data_dir", "expect_present", "find_source", "load", "register", "sources"]
 
 _SOURCES = {source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)}
 FORMS = ("folder:PATH", "npz:PATH", "package.module:function")
@@ -52,6 +52,19 @@ def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dat
     if kind == "npz":
         return npz.load(rest, progress)
     return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name)
+
+
+def expect_present(name: str, data_dir: Path | None = None) -> None:
+    """Refuse a data set that is not there as `load` would, without reading one that is."""
+    kind, colon, rest = name.partition(":")
+    if colon:
+        absent = kind in ("folder", "npz") and not Path(rest.partition("?")[0]).expanduser().exists()
+    else:
+        source = find_source(name)
+        built_in = source.classes is not None
+        absent = built_in and source.find(default_data_dir() if data_dir is None else data_dir) is None
+    if absent:
+        load(name, data_dir)
 
 
 def find_source(name: str) -> Source:
