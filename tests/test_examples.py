@@ -63,7 +63,7 @@ def test_own_images(example):
     assert "4 sites, accuracy 0." in example("own_images.py", 1)
 
 
-@pytest.mark.parametrize(("name", "cells"), [("regulators", 160), ("regulators-cifar10", 54), ("regulators-slim", 2)])
+@pytest.mark.parametrize(("name", "cells"), [("regulators", 160), ("regulators-cifar10", 72), ("regulators-slim", 2)])
 def test_the_sweeps_are_measured(name, cells):
     wanted, published = sweep.read(EXAMPLES / f"{name}.yaml"), Store(RESULTS / name)
     assert len(wanted.cells()) == cells

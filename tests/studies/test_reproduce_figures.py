@@ -92,6 +92,18 @@ def test_a_line_is_broken_where_a_point_is_not_measured():
     assert np.isnan(line.get_ydata()).tolist() == [False, True, False, False]
 
 
+def test_a_point_alone_has_a_bar_where_a_band_would_not_be_seen():
+    def places_of_bars(accuracies, skip=()):
+        drawn = figures.figure(chart(accuracies, skip)).axes[0].containers
+        return [
+            bar[0] for container in drawn for bars in container.lines[2] for bar in np.array(bars.get_segments())[:, 0]
+        ]
+
+    assert places_of_bars(SEEDS[1], skip=(0.5,)) == [0.3, 0.3]  # of two methods
+    assert places_of_bars(SEEDS[1], skip=(0.3, 0.5, 0.7)) == [1.0, 1.0]
+    assert places_of_bars(SEEDS[1]) == places_of_bars(SEEDS[0], skip=(0.5,)) == []
+
+
 def test_charts_say_what_the_paper_leaves_open():
     rows = [synthetic.row("clients", "feddure", SEEDS[0], value=value) for value in (2.0, 5.0)]
     assert any("names no setting" in text for text in words(figures.figure(rows)))

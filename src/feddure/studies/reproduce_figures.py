@@ -255,7 +255,7 @@ _AXES = {
 
 
 def _line(axes: Axes, own: Sequence[Row], values: Sequence[float]) -> None:
-    """A method along the axis; the line is broken where a point is not measured."""
+    """A method along the axis; broken where a point is not measured, with a bar where a band would have no width."""
     found = {row.value: row.last10 for row in own if row.last10 is not None}
     if not found:
         return
@@ -265,6 +265,11 @@ def _line(axes: Axes, own: Sequence[Row], values: Sequence[float]) -> None:
     deviation = np.array([0.0 if spread is None else spread.deviation or 0.0 for spread in spreads])
     axes.plot(values, mean, markersize=5, **shown)
     axes.fill_between(values, mean - deviation, mean + deviation, color=shown["color"], alpha=0.13, linewidth=0)
+    beside = np.concatenate([[np.nan], mean, [np.nan]])
+    lonely = np.isnan(beside[:-2]) & np.isnan(beside[2:]) & (deviation > 0)
+    if lonely.any():
+        at, middle = np.array(values)[lonely], mean[lonely]
+        axes.errorbar(at, middle, deviation[lonely], fmt="none", ecolor=shown["color"], elinewidth=1.2, capsize=3)
 
 
 def _dots(axes: Axes, column: Sequence[Row | None], limits: tuple[float, float]) -> None:
