@@ -14,7 +14,8 @@ import tiny
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid
 from feddure.studies.cells import Cell, Store
-from feddure.studies.grid_processes import measure_in_processes
+from feddure.studies.grid import program_of
+from feddure.studies.grid_processes import choose, measure_in_processes
 from measured import found, here
 from waiting import until
 
@@ -126,6 +127,20 @@ def test_only_what_nobody_has_measured_or_works_on_is_measured(tmp_path, images)
     assert watcher.began == [[(2, 0)]]
     assert store.find(wanted[0]) == before
     assert [store.has(cell) for cell in wanted] == [True, False, True]
+
+
+def test_processes_spread_over_programs_and_stay_with_theirs():
+    dear, fair, cheap = (
+        [Cell("test", "", tiny.experiment(method=method))] for method in ("feddure", "fedmatch", "fedavg")
+    )
+    a, b, c = (program_of(group[0]) for group in (dear, fair, cheap))
+    waiting = [dear, dear, fair, cheap]
+    assert choose(waiting, None, ()) == 0
+    assert choose(waiting, None, {a}) == 2  # while another compiles the first, this one compiles something else
+    assert choose(waiting, a, {b}) == choose(waiting, a, {a, b}) == 0  # its own program is ready
+    assert choose(waiting, c, {a}) == 3
+    assert choose([dear, fair], c, {a}) == 1
+    assert choose([dear, fair], None, {a, b}) == 0
 
 
 def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):

@@ -67,12 +67,17 @@ def unmeasured(cells: Iterable[Cell], store: Store) -> list[Cell]:
     return list(left.values())
 
 
+def program_of(cell: Cell) -> str:
+    """What cells that can share lanes, compiled code and captured graphs have in common."""
+    engine = cell.experiment.engine.model_dump_json()
+    return f"{cell.experiment.dataset} {program.fields(cell.experiment)} {engine}"
+
+
 def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell]]:
     """Cells that can share lanes, in the order of their first ones; at most `together` in each."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
-        engine = cell.experiment.engine.model_dump_json()
-        found.setdefault(f"{cell.experiment.dataset} {program.fields(cell.experiment)} {engine}", []).append(cell)
+        found.setdefault(program_of(cell), []).append(cell)
     size = together or TOGETHER
     return [members[start : start + size] for members in found.values() for start in range(0, len(members), size)]
 

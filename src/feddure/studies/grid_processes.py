@@ -1,7 +1,7 @@
 """Grids in several processes of one machine: they share its GPU, or divide its cores.
 
-While one process makes batches or evaluates, another keeps the GPU busy. A parent hands out groups of cells, the most
-expensive first, passes on what its children report, and ends them with itself.
+While one process compiles, makes batches or evaluates, another keeps the GPU busy. A parent hands out groups of cells,
+the most expensive first where it can, passes on what its children report, and ends them with itself.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,7 @@ from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
 from feddure.studies.cells import Cell, Measurement, Store, named
-from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, unmeasured
+from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, program_of, unmeasured
 from feddure.studies.grid_cost import reference_seconds
 from feddure.tracking import records
 from feddure.tracking.console import Federation as Watched
@@ -103,6 +103,16 @@ def measure_in_processes(
             parent.close()
 
 
+def choose(waiting: Sequence[Sequence[Cell]], own: str | None, others: Collection[str]) -> int:
+    """Which group a process takes next, of groups in the order of their cost.
+
+    One of the program that it trained last, which is compiled; else one that no other process trains, as two that
+    compile the same at the same time leave the GPU idle; else the first.
+    """
+    programs = [program_of(group[0]) for group in waiting]
+    return min(range(len(programs)), key=lambda n: (programs[n] != own, programs[n] in others, n))
+
+
 def _on_gpu(cell: Cell) -> bool:
     return cell.experiment.engine.device != "cpu" and torch.cuda.is_available()
 
@@ -124,12 +134,14 @@ class _Child:
         self.spoke = False
         self.leaves = False  # sent home, or about to end with an error that it has told
         self.cells: dict[str, Cell] = {}  # of the group that it has
+        self.program: str | None = None  # that it has compiled last
         self.federations: dict[str, Distant] = {}
 
     def give(self, group: Sequence[Cell] | None) -> None:
         """Hand it a group, or let it go."""
         self.leaves = group is None
         self.cells = {cell.hash: cell for cell in group or ()}
+        self.program = program_of(group[0]) if group else None
         self.federations = {}
         self.send(group)
 
@@ -221,7 +233,7 @@ class _Parent:
     def _heed(self, child: _Child, message: Any) -> None:
         match message:
             case _Ready():
-                child.give(self._waiting.pop(0) if self._waiting else None)
+                child.give(self._next(child))
             case _Wants(name):
                 if not self._stopped:
                     with _at_once():
@@ -248,6 +260,12 @@ class _Parent:
                 child.leaves = True
                 self._error = self._error or error
                 self._stop()
+
+    def _next(self, child: _Child) -> list[Cell] | None:
+        if not self._waiting:
+            return None
+        others = {other.program for other in self._children if other is not child and other.program}
+        return self._waiting.pop(choose(self._waiting, child.program, others))
 
     def _gone(self, child: _Child) -> None:
         """A child has ended: as it was told to, or with the cells that it had."""
