@@ -5,9 +5,7 @@ A problem is what the data are: the data set, and every field of the partition b
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from feddure.studies.paper_numbers import setting_name
 from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.studies.sweep_names import combination, part
 from feddure.tracking.summary import flat
@@ -38,13 +36,13 @@ def _board(sweep: Sweep, group: Sequence[Point], by_case: Sequence[str], named: 
     first = group[0]
     fixed = [key for key in sweep.axes if _is_problem(key) and not _vary(group, key)]
     axes = tuple(key for key in sweep.axes if key not in fixed)
-    parts = [_part(key, first.values[key]) for key in fixed]
+    parts = [part(key, first.values[key]) for key in fixed]
     if named:
         parts.append(first.case)
     else:
         there = {key: _problem(first)[key] for key in by_case}
-        parts += [_part(key, value) for key, value in there.items() if value is not None]
-        parts = parts or [_part(key, value) for key, value in there.items()]
+        parts += [part(key, value) for key, value in there.items() if value is not None]
+        parts = parts or [part(key, value) for key, value in there.items()]
     points = []
     for point in group:
         case = "" if named else point.case
@@ -83,8 +81,3 @@ def _is_problem(key: str) -> bool:
 
 def _vary(group: Sequence[Point], key: str) -> bool:
     return any(point.values[key] != group[0].values[key] for point in group)
-
-
-def _part(key: str, value: Any) -> str:
-    """Settings of the paper as it writes them; a bare 'fedmatch' or 'sites' would not be seen to be a setting."""
-    return setting_name(value) if key == "partition.setting" and "-" in value else part(key, value)

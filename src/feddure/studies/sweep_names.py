@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from feddure.studies.paper_numbers import setting_name
 from feddure.tracking.summary import spoken
 
 _SPOKEN = ("method", "dataset", "model")
@@ -15,12 +16,16 @@ def combination(case: str, values: Mapping[str, Any]) -> str:
 
 
 def part(key: str, value: Any) -> str:
-    """A value as a part of a name: FedDure, or learning rate 0.001."""
-    return spoken(value) if key in _SPOKEN else f"{axis_name(key)} {written(value)}"
+    """A value as a part of a name: FedDure, DIR-DIR, or learning rate 0.001."""
+    if key in _SPOKEN or _is_the_papers(key, value):
+        return shown(key, value)
+    return f"{axis_name(key)} {written(value)}"
 
 
 def shown(key: str, value: Any) -> str:
     """A value in a column that has the field's name."""
+    if _is_the_papers(key, value):
+        return setting_name(value)
     return spoken(value) if key in _SPOKEN else written(value)
 
 
@@ -38,3 +43,8 @@ def written(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_the_papers(key: str, value: Any) -> bool:
+    """A setting of the paper is known by its name; a bare 'fedmatch' or 'sites' would not be seen to be a setting."""
+    return key == "partition.setting" and "-" in value
