@@ -67,6 +67,16 @@ def test_a_claimed_cell_is_nobody_elses(tmp_path):
     assert not (tmp_path / "unfinished").exists()
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_claim_that_came_to_nothing_leaves_the_folder_as_it_was(tmp_path, there):
+    folder = tmp_path / "grid"
+    if there:
+        folder.mkdir()
+    with pytest.raises(ValueError, match="broken"), Store(folder).claimed([cell()]):
+        raise ValueError("broken")
+    assert folder.exists() == there
+
+
 def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
     store, held, problems = Store(tmp_path), set(), []
 

@@ -173,8 +173,9 @@ class Store:
     def claimed(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         """Those of the cells that nobody has finished or works on; nobody else gets them meanwhile.
 
-        The lock goes with the process, however it ends.
+        The lock goes with the process, however it ends; a folder that was made for it and stayed empty goes too.
         """
+        new = not self.folder.exists()
         locks = []
         mine = []
         try:
@@ -195,6 +196,8 @@ class Store:
                 lock.close()
             with suppress(OSError):  # not empty, or just removed by another process
                 (self.folder / UNFINISHED).rmdir()
+                if new:
+                    self.folder.rmdir()
 
     def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
         """Take over finished cells of another folder with their rows of its results; returns how many were new.
