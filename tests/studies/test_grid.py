@@ -125,6 +125,14 @@ def test_a_signal_keeps_what_is_under_way(tmp_path, monkeypatch):
     assert not (store.folder / "unfinished").exists()
 
 
+def test_a_cell_says_when_it_was_started(tmp_path, monkeypatch):
+    (one,) = cells("fedavg", seeds=(0,))
+    trained = steps_of(monkeypatch)
+    monkeypatch.setattr(grid.environment, "describe", lambda: {"started": f"after {sum(trained)} steps"})
+    grid.measure([one], Store(tmp_path), load)
+    assert trained and Store(tmp_path).find(one).environment["started"] == "after 0 steps"
+
+
 def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(grid, "CHECKPOINT_SECONDS", 0.0)

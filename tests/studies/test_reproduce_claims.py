@@ -191,6 +191,9 @@ def test_worse_methods_are_those_that_the_paper_has_worse():
     refuted = some_below([Comparison("a", above, -4.0), other])
     assert refuted.verdict == "does not hold"
     assert "Not counted, as the paper has it above 0: other: −2.0 [−3.0, −1.0] (paper +5.00)." in refuted.sentence
+    assert "Read literally the claim holds" in refuted.sentence
+    harmless = some_below([Comparison("a", above, -4.0), Comparison("other", above, 5.0)])
+    assert "Read literally" not in harmless.sentence
 
 
 def test_fedmatch_alone_does_not_make_the_papers_worse_methods_worse():

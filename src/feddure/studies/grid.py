@@ -200,6 +200,7 @@ class _State(Observer):
     clock: _Clock
 
     def __init__(self, cell: Cell, store: Store, dataset: Dataset, engine: Engine, together: int, resumable: bool):
+        self._environment = environment.describe()  # now: it has the time of the start
         self._cell = cell
         self._resumable = resumable
         self._store = store
@@ -264,7 +265,7 @@ class _State(Observer):
                 way: sum(record["communication"].get(way, 0) for record in metrics) / len(metrics)
                 for way in sorted(ways)
             },
-            environment=environment.describe() | {"device": str(self.federation.engine.device)},
+            environment=self._environment | {"device": str(self.federation.engine.device)},
         )
 
 

@@ -81,6 +81,8 @@ def some_below(comparisons: Sequence[Comparison]) -> Judgement:
     others = _but(_measured(comparisons), counted)
     them = "it" if len(others) == 1 else "them"
     beside = f" Not counted, as the paper has {them} above 0: {_named(others)}." if others else ""
+    if any(found.difference is not None and found.difference.below for found in others):
+        beside += " Read literally the claim holds, by what is not counted."
     measured = _measured(counted)
     lower = [found for found, difference in measured if difference.below]
     higher = [found for found, difference in measured if difference.above]
@@ -199,7 +201,8 @@ def _untold(comparisons: Sequence[Comparison], open_ones: Sequence[Comparison], 
         return f"{open_ones[0]}: {_why_open(open_ones)}."
     told = len(_measured(comparisons)) - len(open_ones)
     others = f" The other {'one is' if told == 1 else f'{told} are'} wholly {side} 0." if told else ""
-    each = f"all {len(comparisons)}" if len(open_ones) == len(comparisons) else f"{len(open_ones)} {_of(comparisons)}"
+    every = "both" if len(comparisons) == 2 else f"all {len(comparisons)}"
+    each = every if len(open_ones) == len(comparisons) else f"{len(open_ones)} {_of(comparisons)}"
     return f"For {each} {_why_open(open_ones)}: {_named(open_ones)}.{others}"
 
 
