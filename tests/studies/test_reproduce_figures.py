@@ -1,12 +1,14 @@
 """Figures of the studies: they render with any number of seeds, and draw only what was measured."""
 
+import itertools
+
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
 
 import synthetic
-import tiny
 from feddure.studies import reproduce_figures as figures
-from feddure.studies.reproduce import TABLE1
 from feddure.studies.reproduce_rows import Row
 from feddure.tracking import style
 
@@ -73,18 +75,93 @@ def test_a_table_without_labels_only_still_shows_what_its_rows_are_compared_with
     assert [line.get_xdata()[0] for line in dashed] == [42.0]
 
 
-def test_long_names_stay_inside_the_figure():
-    options = "local_steps=2"
-    rows = [synthetic.row("table1", "fedavg-matched", SEEDS[0], options=options)]
-    lines = [
-        synthetic.row("gamma", method, SEEDS[0], options=options, value=0.5) for method in ("fedavg-matched", "feddure")
+LONG = (
+    "partition.clients=10 unlabelled_batch=5 local_steps=1 labelled_batch=5 optimizer.learning_rate=0.001 "
+    "server.weight=uniform model=mine:Net options={'note': 'some words', 'other': [1, 2]}"
+)
+NAMES = (
+    [("feddure", LONG), ("fedavg-matched", LONG), ("fedavg", LONG)],
+    [("feddure", ""), ("feddure", LONG), ("fedmatch", f"{LONG} fedmatch.helpers=4")],
+    [("my_laboratory.methods:" + "Long" * 40, ""), ("feddure", "a=" + "W" * 5000), ("mine:" + "W" * 30, "")],
+)
+
+
+def rows_of(study, pairs, accuracies=SEEDS[1], settings=("dir-dir",)):
+    """A row for each method and its options at each point of the study's axis."""
+    values = (0.3, 1.0) if study == "gamma" else (None,)
+    return [
+        synthetic.row(study, method, accuracies, options=options, setting=setting, value=value)
+        for method, options in pairs
+        for setting in settings
+        for value in values
     ]
-    figure, chart = figures.figure(rows), figures.figure(lines)
+
+
+def names_of(study, figure):
+    """The texts that name rows, curves or lines."""
+    if study == "gamma":
+        return figure.legends[0].get_texts()
+    axes = figure.axes[0]
+    return list(axes.texts) if study == "figure1" else axes.get_yticklabels()
+
+
+def box_of(text):
+    return Text.get_window_extent(text)  # without the line that leads from a name to its curve
+
+
+@pytest.mark.parametrize("pairs", NAMES)
+@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
+@pytest.mark.parametrize("settings", [("dir-dir",), ("iid-iid", "iid-dir", "dir-dir")])
+def test_long_names_stay_inside_the_figure_and_apart_from_each_other(study, pairs, settings):
+    figure = figures.figure(rows_of(study, pairs, settings=settings))
     figure.draw_without_rendering()
-    chart.draw_without_rendering()
-    (name,) = figure.axes[0].get_yticklabels()
-    assert name.get_window_extent().x0 >= 0
-    assert chart.legends[0].get_window_extent().x1 <= chart.bbox.x1
+    whole, names = figure.bbox, names_of(study, figure)
+    assert len(names) == len(pairs)
+    for box in map(box_of, [*names, *figure.texts]):
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+    for below, above in itertools.pairwise(sorted(map(box_of, names), key=lambda box: box.y0)):
+        assert below.y1 <= above.y0 + 1 or below.x1 <= above.x0 or above.x1 <= below.x0
+    assert all(axes.get_position().width * whole.width > 80 for axes in figure.axes)
+
+
+@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
+def test_options_that_all_rows_share_are_said_once(study):
+    options = "model=cnn local_steps=1"
+    figure = figures.figure(rows_of(study, [("feddure", options), ("fedmatch", f"{options} fedmatch.helpers=4")]))
+    figure.draw_without_rendering()
+    assert {text.get_text() for text in names_of(study, figure)} == {"FedDure", "FedMatch, fedmatch.helpers=4"}
+    assert "All with model=cnn, local_steps=1" in words(figure)
+
+
+def test_curves_do_not_count_rows_that_are_not_drawn_among_those_that_share_options():
+    rows = [synthetic.row("figure1", "feddure", SEEDS[0], options="a=1"), synthetic.row("figure1", "fedmatch", {})]
+    assert "All with a=1" in words(figures.figure(rows))
+
+
+def test_many_panels_make_the_figure_wider():
+    rows = [
+        synthetic.row("gamma", "feddure", SEEDS[0], value=value, dataset=f"mine:{number}")
+        for number in range(12)
+        for value in (0.3, 0.5)
+    ]
+    assert len(figures.figure(rows).axes) == 12
+
+
+@pytest.mark.parametrize("study", ["figure1", "gamma"])
+def test_lines_bands_and_names_of_a_users_methods_agree_and_differ_from_each_other(study):
+    figure = figures.figure(rows_of(study, [("mine:A", ""), ("mine:B", ""), ("c-reg", "")]))
+    (axes,) = figure.axes
+    colours = [line.get_color() for line in axes.lines]
+    assert len(set(colours)) == 3
+    assert [to_hex(band.get_facecolor()[0]) for band in axes.collections] == [colour.lower() for colour in colours]
+    if study == "gamma":
+        handles = figure.legends[0].legend_handles
+        shown = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines]
+        assert [(one.get_color(), one.get_marker(), one.get_linestyle()) for one in handles] == shown
+    else:
+        named = {text.get_text(): text.get_color() for text in axes.texts}
+        assert named == dict(zip(("mine:A", "mine:B", "C-reg"), colours, strict=True))
 
 
 def test_a_line_is_broken_where_a_point_is_not_measured():
@@ -122,11 +199,6 @@ def test_signs_of_formulas_in_names_are_drawn_as_they_are():
         style.render(figures.figure([row]), "png", 40)
 
 
-def test_a_method_looks_the_same_everywhere_and_different_from_the_others():
-    looks = [(figures.look(name)["color"], figures.look(name)["linestyle"]) for name in TABLE1]
-    assert len(set(looks)) == len(looks)
-
-
 def test_a_few_evaluations_are_drawn_one_by_one():
     few = synthetic.row("figure1", "feddure", {0: 50.0})
     few.measured[0].__dict__["curve"] = few.measured[0].curve[-1:]
@@ -142,13 +214,3 @@ def test_seed_curves_meet_where_all_seeds_were_evaluated():
     rounds, values = figures.seed_curves(row)
     assert rounds[0] == 10
     assert values.shape == (2, 39)
-
-
-def test_partitions_show_both_settings_for_labelled_and_unlabelled_images():
-    images = tiny.dataset(size=2400, classes=10)
-    canvas = figures.partitions(images, clients=12)
-    assert [axes.get_title(loc="left") for axes in canvas.axes] == ["Labelled", "Unlabelled"] * 2
-    fedmatch, dir_dir = (figures.deal(images, setting, clients=12) for setting in figures.DEALT)
-    assert np.ptp(fedmatch.counts(images.labels, 10)[0]) == 0
-    assert np.ptp(dir_dir.counts(images.labels, 10)[0]) > 0
-    assert any("internal imbalance" in text for text in words(canvas))

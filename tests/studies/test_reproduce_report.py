@@ -123,6 +123,34 @@ def test_other_numbers_of_rounds_are_not_compared_silently(tmp_path):
     assert "20 rounds, not the 200 of the paper" in page.read_text()
 
 
+@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
+def test_a_figure_that_fails_loses_no_numbers(tmp_path, study, monkeypatch):
+    cells = reproduce.cells(study, request(settings=("dir-dir",)))
+    store = synthetic.filled(tmp_path, cells, accuracy)
+
+    def fail(rows):
+        raise ValueError("no figure today")
+
+    monkeypatch.setattr(reproduce_report.reproduce_figures, "figure", fail)
+    with pytest.raises(ValueError, match="no figure today"):
+        reproduce_report.write(study, cells, store, tmp_path)
+    for end in ("csv", "md"):
+        assert "57.0" in (tmp_path / f"{study}-aaai24.{end}").read_text()
+    assert (tmp_path / "figure1-aaai24-curves.csv").exists() == (study == "figure1")
+
+
+@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
+def test_very_many_changes_still_make_files(tmp_path, study):
+    changes = {"options": {f"field_{number}": "a long value" for number in range(40)}, "server.weight": "uniform"}
+    cells = reproduce.cells(study, request(settings=("dir-dir",), changes=changes))
+    store = synthetic.filled(tmp_path, cells, accuracy)
+    written = reproduce_report.write(study, cells, store, tmp_path)
+    assert {path.suffix for path in written} == {".csv", ".md", ".png", ".html"}
+    assert max(len(path.name) for path in written) <= 130
+    index = (tmp_path / "index.html").read_text()
+    assert all(path.name in index for path in written if path.suffix != ".csv")
+
+
 def test_figure_1_has_its_curves_as_numbers(tmp_path):
     cells = reproduce.cells("figure1", request())
     store = synthetic.filled(tmp_path, cells, accuracy)

@@ -157,6 +157,19 @@ def test_other_experiments_do_not_overwrite_the_studys_files(tmp_path, fields, n
     assert stem("table1", cells, "aaai24") == name
 
 
+def test_long_names_of_files_are_cut_and_told_apart_by_a_hash():
+    def named(note):
+        return stem("table1", reproduce.cells("table1", request(changes={"options": {"note": note}})), "aaai24")
+
+    for letter in ("x", "ü", "漢"):
+        cut, other = named(letter * 300), named(letter * 299)
+        assert cut == named(letter * 300)
+        assert cut != other
+        assert cut.startswith("table1-aaai24-options=")
+        assert len(cut.encode()) <= 110
+    assert named("short") == "table1-aaai24-options=--note----short--"
+
+
 def test_differences_need_common_seeds_and_two_of_them_for_an_interval():
     assert difference({0: 1.0}, {1: 2.0}) is None
     single = difference({0: 3.0, 1: 9.0}, {0: 1.0})

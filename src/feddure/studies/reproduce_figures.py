@@ -1,12 +1,8 @@
-"""The figures of the studies. A method has the same colour, line and marker in all of them.
+"""The figures of the studies. Names of any length find room, and what all rows share is said once, above them."""
 
-Colour says what a method learns from; FedProx instead of FedAvg, and other changes of the same idea, are dashed.
-"""
-
-import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,14 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from feddure import config
-from feddure.data.dataset import Dataset
-from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
 from feddure.studies import reproduce
-from feddure.studies.paper_numbers import method_name, setting_name
+from feddure.studies import reproduce_names as names
+from feddure.studies.paper_numbers import setting_name
+from feddure.studies.reproduce_looks import Line, Look, looks, text_colour
 from feddure.studies.reproduce_rows import REFERENCE, Row, mean_of
 from feddure.studies.reproduce_tables import grids, panels
-from feddure.tracking import bubbles, style
+from feddure.tracking import style
 from feddure.tracking.figures import apart
 from feddure.tracking.summary import spoken
 
@@ -29,36 +24,10 @@ OURS, PAPER = style.BLUE, style.VERMILION
 SMOOTHED = 5
 """Evaluations in the running mean that figure 1 draws; single ones jump by several points from round to round."""
 
-SHOWN_CLIENTS = 20
-"""Clients in the picture of the partitions; its table has them all."""
-
 _WIDE = 10.4  # inches
-_LETTER = 0.066  # inches of a letter, about
-_LOOKS: dict[str, dict[str, Any]] = {
-    "feddure": {"color": style.BLUE, "marker": "o", "linewidth": 2.4, "zorder": 5},
-    "fedmatch": {"color": style.VERMILION, "marker": "s"},
-    "fedavg-fixmatch": {"color": style.GREEN, "marker": "^"},
-    "fedprox-fixmatch": {"color": style.GREEN, "marker": "^", "linestyle": "--"},
-    "fedavg-uda": {"color": style.PURPLE, "marker": "D"},
-    "fedprox-uda": {"color": style.PURPLE, "marker": "D", "linestyle": "--"},
-    "fedavg": {"color": style.BLACK, "marker": "v", "linewidth": 1.2},
-    REFERENCE: {"color": style.BLACK, "marker": "v", "linestyle": "--", "linewidth": 1.2},
-    "fedavg-sl": {"color": style.ORANGE, "marker": "P"},
-    "fedprox-sl": {"color": style.ORANGE, "marker": "P", "linestyle": "--"},
-}
-_OTHER = {"color": style.SKY, "marker": "X"}  # methods of a user's own, and ablations
-_KINDS = {
-    "fedavg": "FedAvg*: labels only",
-    REFERENCE: "FedAvg*: labels only, matched steps",
-    "fedavg-sl": "FedAvg-SL: fully supervised",
-    "fedprox-sl": "FedProx-SL: fully supervised",
-}
-
-
-def look(method: str, options: str = "") -> dict[str, Any]:
-    """Colour, line and marker of a method; dotted where it changes something by options."""
-    changed = {"linestyle": ":"} if options else {}
-    return {"linestyle": "-", "linewidth": 1.6} | _LOOKS.get(method, _OTHER) | changed
+_NARROWEST = 2.4  # inches of a panel
+_LONGEST_NAME = 3.3  # inches beside the axes; what is longer goes on in a further line
+_LEADING, _NAME_HEIGHT = 0.15, 0.185  # inches of a further line, and of a line at the end of a curve
 
 
 def figure(rows: Sequence[Row]) -> Figure:
@@ -71,32 +40,39 @@ def figure(rows: Sequence[Row]) -> Figure:
 def beside_paper(rows: Sequence[Row]) -> Figure:
     """A dot for ours and one for the paper's number, method by method; data sets without a measurement are left out."""
     measured = {row.dataset for row in rows if row.measured}
-    chosen = grids([row for row in rows if not measured or row.dataset in measured])
-    longest = max((len(name) for grid in chosen for name in grid.names), default=0)
-    left, top, row_height, head, foot = max(2.05, 0.3 + _LETTER * longest), 0.68, 0.27, 0.58, 0.42
-    heights = [row_height * len(grid.names) for grid in chosen]
+    alike, rows = _said_once([row for row in rows if not measured or row.dataset in measured])
+    chosen = grids(rows)
+    texts = [[names.fitted(name, _LONGEST_NAME) for name in grid.names] for grid in chosen]
+    longest = max((names.inches(lines) for own in texts for lines in own), default=0.0)
+    left, top, row_height, head, foot = max(2.05, 0.2 + longest), 0.68 + _room(alike), 0.27, 0.58, 0.42
+    sizes = [np.array([1 + (len(lines) - 1) * _LEADING / row_height for lines in own]) for own in texts]  # in rows
+    heights = [row_height * size.sum() for size in sizes]
     with style.applied():
         canvas = style.new_figure(_WIDE, top + sum(heights) + (head + foot) * len(chosen))
         up = canvas.get_size_inches()[1]
         drawn = [row for grid in chosen for line in grid.entries for row in line if row is not None]
         beside = ", ours beside the paper's" if any(row.paper is not None for row in drawn) else ""
-        _write(canvas, 0.12, f"Test accuracy in %{beside}", size=12, weight="bold")
-        _legend_of_dots(canvas, drawn)
+        names.write(canvas, 0.12, [f"Test accuracy in %{beside}"], size=12, weight="bold")
+        names.write(canvas, 0.38, alike, color=style.MUTED)
+        _legend_of_dots(canvas, drawn, 0.36 + _room(alike))
         bottom = up - top
-        for grid, height in zip(chosen, heights, strict=True):
+        for grid, own, size, height in zip(chosen, texts, sizes, heights, strict=True):
             bottom -= head + height
-            _write(canvas, up - bottom - height - 0.26, grid.title, size=11, weight="bold")
+            names.write(canvas, up - bottom - height - 0.26, [grid.title], size=11, weight="bold")
             width = (_WIDE - left - 0.2) / len(grid.columns)
             limits = _limits([row for line in grid.entries for row in line if row is not None])
+            places = np.cumsum(size) - size / 2 - 0.5
             for column, setting in enumerate(grid.columns):
                 axes = style.inches(canvas, left + column * width, bottom, width - 0.25, height)
-                _dots(axes, [line[column] for line in grid.entries], limits)
+                _dots(axes, [line[column] for line in grid.entries], places, limits)
+                axes.set_ylim(size.sum() - 0.4, -0.6)
                 axes.set_title(setting, fontsize=9, pad=4)
-                axes.set_yticks(range(len(grid.names)), [_plain(name) if column == 0 else "" for name in grid.names])
-                for place, name in enumerate(grid.names):
+                axes.set_yticks(places, [names.drawn(lines) if column == 0 else "" for lines in own])
+                for number, name in enumerate(grid.names):
                     if name == "FedDure":
-                        axes.get_yticklabels()[place].set_fontweight("bold")
-                        axes.axhspan(place - 0.5, place + 0.5, color=OURS, alpha=0.07, linewidth=0)
+                        axes.get_yticklabels()[number].set_fontweight("bold")
+                        around = places[number] - 0.5, places[number] + 0.5
+                        axes.axhspan(*around, color=OURS, alpha=0.07, linewidth=0)
             bottom -= foot
     return canvas
 
@@ -106,12 +82,17 @@ def curves(rows: Sequence[Row]) -> Figure:
 
     Single evaluations jump by several points, so that ten raw curves would hide each other; the CSV file has them.
     """
+    alike, rows = _said_once(rows, [row for row in rows if row.measured])
     found = [[row for row in rows if (row.dataset, row.setting) == place and row.measured] for place in _places(rows)]
     found = [panel for panel in found if panel] or [[]]
-    longest = max((len(_in_words(row.method, row.options)) for panel in found for row in panel), default=0)
-    height, below, right = 4.6, 0.5, max(2.75, 0.35 + _LETTER * longest)
+    shown = looks(map(_line_of, rows))
+    texts = {line: names.fitted(names.in_words(*line), _LONGEST_NAME, 8.5, _weight(line[0])) for line in shown}
+    most = max(sum(len(texts[_line_of(row)]) for row in panel) for panel in found)
+    longest = max((names.inches(texts[line], 8.5, _weight(line[0])) for line in shown), default=0.0)
+    height, below, right = max(4.6, 0.5 + _NAME_HEIGHT * most), 0.5, max(2.75, 0.3 + longest)
     with style.applied():
-        canvas = style.new_figure(_WIDE, len(found) * (height + below))
+        canvas = style.new_figure(_WIDE, len(found) * (height + below) + _room(alike))
+        names.write(canvas, 0.12, alike, color=style.MUTED)
         for number, panel in enumerate(found):
             bottom = below + (len(found) - 1 - number) * (height + below)
             axes = style.inches(canvas, 0.7, bottom, _WIDE - 0.7 - right, height - 0.35)
@@ -124,15 +105,14 @@ def curves(rows: Sequence[Row]) -> Figure:
                 rounds, values = seed_curves(row)
                 values = _smooth(values) if smooth else values
                 mean = values.mean(axis=0)
-                shown = look(row.method, row.options) | ({"marker": ""} if smooth else {"clip_on": False})
-                axes.plot(rounds, mean, **shown)
+                look = shown[_line_of(row)]
+                axes.plot(rounds, mean, **look | ({"marker": ""} if smooth else {"clip_on": False}))
                 if len(values) > 1:
                     spread = values.std(axis=0, ddof=1)
-                    axes.fill_between(
-                        rounds, mean - spread, mean + spread, color=shown["color"], alpha=0.12, linewidth=0
-                    )
-                ends.append((row, rounds[-1], mean[-1]))
-            axes.set_xlim(0, max(last for _, last, _ in ends))
+                    around = mean - spread, mean + spread
+                    axes.fill_between(rounds, *around, color=look["color"], alpha=0.12, linewidth=0)
+                ends.append(_End(texts[_line_of(row)], _weight(row.method), look, rounds[-1], mean[-1]))
+            axes.set_xlim(0, max(end.round for end in ends))
             axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
             axes.set_xlabel("round")
             axes.set_ylabel("test accuracy, %")
@@ -147,14 +127,22 @@ def along_axis(rows: Sequence[Row]) -> Figure:
     """Accuracy against what the study varies, one panel for each data set and setting."""
     study = reproduce.STUDIES[rows[0].study]
     found = panels(rows)
-    width = _WIDE / max(len(found), 2)
-    methods = list(dict.fromkeys((row.method, row.options) for row in rows))
-    names = [_in_words(*method) for method in methods]
-    across = int((width * len(found) - 0.6) / (0.6 + _LETTER * max(map(len, names))))
+    width = max(_WIDE / max(len(found), 2), _NARROWEST)
+    wide = width * len(found)
+    alike, rows = _said_once(rows, wide=wide)
+    found = panels(rows)
+    shown = looks(map(_line_of, rows))
+    texts = [names.fitted(names.in_words(*line), wide - 1.2, 8) for line in shown]
+    across = int((wide - 0.6) / (0.7 + max(names.inches(lines, 8) for lines in texts)))
     across = min(max(across, 1), 4)  # names beside each other
-    height, bottom = 4.1, 0.95 + 0.2 * math.ceil(len(names) / across)
+    columns = np.array_split([0.2 + _LEADING * (len(lines) - 1) for lines in texts], across)  # as the legend does
+    note = names.fitted(_note(rows), wide - 0.8, 8)
+    under = _LEADING * (len(note) - 1)
+    height, bottom = 4.1, 0.95 + under + max(column.sum() for column in columns)
+    high = height + bottom + _room(alike)
     with style.applied():
-        canvas = style.new_figure(width * len(found), height + bottom)
+        canvas = style.new_figure(wide, high)
+        names.write(canvas, 0.12, alike, color=style.MUTED)
         for number, panel in enumerate(found):
             axes = style.inches(canvas, width * number + 0.65, bottom, width - 0.95, height - 0.35)
             axes.set_title(f"{spoken(panel[0].dataset)}, {setting_name(panel[0].setting)}")
@@ -165,71 +153,16 @@ def along_axis(rows: Sequence[Row]) -> Figure:
             axes.xaxis.set_minor_locator(NullLocator())
             if not any(row.measured for row in panel):
                 _say_nothing_measured(axes)
-            for method, options in methods:
-                own = [row for row in panel if (row.method, row.options) == (method, options) and row.measured]
-                _line(axes, own, values)
+            for line, look in shown.items():
+                _line(axes, [row for row in panel if _line_of(row) == line and row.measured], values, look)
             axes.set_xlabel(_AXES[study.axis])
             axes.set_ylabel("test accuracy, %")
             axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-        handles = [Line2D([], [], markersize=5, **look(*method)) for method in methods]
-        corner = (0.3 / (width * len(found)), 0.28 / (height + bottom))
-        canvas.legend(handles, names, loc="lower left", bbox_to_anchor=corner, ncols=across, handlelength=3.2)
-        setting = " and names no setting" if rows[0].study == "clients" else ""
-        drawn = [row for row in rows if row.measured]
-        each = f"{mean_of(drawn)}; " if drawn else ""
-        seeds = f"{each}{_over_seeds(drawn)}"
-        note = f"{seeds[:1].upper()}{seeds[1:]}. The paper prints no numbers for this chart{setting}."
-        canvas.text(0.65 / (width * len(found)), 0.12 / (height + bottom), note, color=style.MUTED, fontsize=8)
+        handles = [Line2D([], [], markersize=5, **look) for look in shown.values()]
+        said, corner = map(names.drawn, texts), (0.3 / wide, (0.28 + under) / high)
+        canvas.legend(handles, said, loc="lower left", bbox_to_anchor=corner, ncols=across, handlelength=3.2)
+        canvas.text(0.65 / wide, 0.12 / high, names.drawn(note), color=style.MUTED, fontsize=8)
     return canvas
-
-
-def partitions(dataset: Dataset, clients: int = 100, seed: int = 0) -> Figure:
-    """Who owns what: FedMatch's Batch-NonIID above, the paper's DIR-DIR below; labelled images left of the others."""
-    shown = min(SHOWN_CLIENTS, clients)
-    classes = len(dataset.classes)
-    left, width, height, gap = 0.35 + 0.075 * max(map(len, dataset.classes)), 4.2, 0.3 * classes, 1.35
-    across = 2 * (left + width) + 0.35
-    with style.applied():
-        canvas = style.new_figure(across, 0.5 + 2 * (height + gap))
-        up = canvas.get_size_inches()[1]
-        few = f", the first {shown} of {clients} clients" if shown < clients else f", {clients} clients"
-        heading = f"{spoken(dataset.name)}{few}, seed {seed}: a bubble's area is its number of images"
-        _write(canvas, 0.12, heading, size=12, weight="bold")
-        for row, (setting, title) in enumerate(DEALT.items()):
-            dealt = deal(dataset, setting, clients, seed)
-            bottom = up - 0.45 - (row + 1) * (height + gap) + 0.5
-            inside, outside = imbalances(dealt, dataset)
-            measures = f"internal imbalance {inside:.2f}, external imbalance {outside:.2f}"
-            _write(canvas, up - bottom - height - 0.78, title, size=11, weight="bold")
-            _write(canvas, up - bottom - height - 0.54, measures, color=style.MUTED)
-            for column, counts in enumerate(dealt.counts(dataset.labels, classes)):
-                axes = style.inches(canvas, left + column * (left + width), bottom, width, height)
-                kind, colour = (("Labelled", style.LABELLED), ("Unlabelled", style.UNLABELLED))[column]
-                axes.set_title(kind, color=colour)
-                axes.set_yticks(range(classes), dataset.classes)
-                axes.tick_params(length=0)
-                bubbles.draw(axes, counts[:shown], colour)
-                axes.set_xticks(range(0, shown, 2 if shown > 10 else 1))
-                axes.set_xlabel("client")
-    return canvas
-
-
-DEALT = {"fedmatch": "FedMatch, Batch-NonIID", "dir-dir": "The paper, DIR-DIR"}
-"""The settings in the picture of the partitions."""
-
-
-def deal(dataset: Dataset, setting: str, clients: int = 100, seed: int = 0) -> Partition:
-    """The partition that experiments of this setting and seed train on."""
-    changes = {"partition.setting": setting, "partition.clients": clients, "clients_per_round": 1}
-    return make(dataset, config.load(changes=changes).partition, seed)
-
-
-def imbalances(partition: Partition, dataset: Dataset) -> tuple[float, float]:
-    """Internal and external; 0 is none, 1 the most."""
-    classes = len(dataset.classes)
-    inside = internal_imbalance(partition, dataset.labels, classes)
-    outside = external_imbalance(partition, dataset.labels, classes)
-    return inside or 0.0, outside or 0.0
 
 
 def seed_curves(row: Row) -> tuple[np.ndarray, np.ndarray]:
@@ -254,27 +187,26 @@ _AXES = {
 }
 
 
-def _line(axes: Axes, own: Sequence[Row], values: Sequence[float]) -> None:
+def _line(axes: Axes, own: Sequence[Row], values: Sequence[float], look: Look) -> None:
     """A method along the axis; broken where a point is not measured, with a bar where a band would have no width."""
     found = {row.value: row.last10 for row in own if row.last10 is not None}
     if not found:
         return
-    shown = look(own[0].method, own[0].options)
     spreads = [found.get(value) for value in values]
     mean = np.array([np.nan if spread is None else spread.mean for spread in spreads])
     deviation = np.array([0.0 if spread is None else spread.deviation or 0.0 for spread in spreads])
-    axes.plot(values, mean, markersize=5, **shown)
-    axes.fill_between(values, mean - deviation, mean + deviation, color=shown["color"], alpha=0.13, linewidth=0)
+    axes.plot(values, mean, markersize=5, **look)
+    axes.fill_between(values, mean - deviation, mean + deviation, color=look["color"], alpha=0.13, linewidth=0)
     beside = np.concatenate([[np.nan], mean, [np.nan]])
     lonely = np.isnan(beside[:-2]) & np.isnan(beside[2:]) & (deviation > 0)
     if lonely.any():
         at, middle = np.array(values)[lonely], mean[lonely]
-        axes.errorbar(at, middle, deviation[lonely], fmt="none", ecolor=shown["color"], elinewidth=1.2, capsize=3)
+        axes.errorbar(at, middle, deviation[lonely], fmt="none", ecolor=look["color"], elinewidth=1.2, capsize=3)
 
 
-def _dots(axes: Axes, column: Sequence[Row | None], limits: tuple[float, float]) -> None:
+def _dots(axes: Axes, column: Sequence[Row | None], places: np.ndarray, limits: tuple[float, float]) -> None:
     """Ours with its deviation, the paper's, and a thin line between them."""
-    for place, row in enumerate(column):
+    for place, row in zip(places, column, strict=True):
         if row is None:
             continue
         if row.last10 is not None and row.paper is not None:
@@ -290,7 +222,6 @@ def _dots(axes: Axes, column: Sequence[Row | None], limits: tuple[float, float])
     if labels_only is not None:
         axes.axvline(labels_only, color=style.BLACK, linestyle="--", linewidth=0.9, zorder=1)
     axes.set_xlim(*limits)
-    axes.set_ylim(len(column) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(axis="y", length=0)
@@ -304,8 +235,8 @@ def _labels_only(rows: Sequence[Row | None]) -> float | None:
     return statistics.fmean(most.values()) if most else None
 
 
-def _legend_of_dots(canvas: Figure, rows: Sequence[Row]) -> None:
-    """What dots, diamonds and lines are, of those that are there."""
+def _legend_of_dots(canvas: Figure, rows: Sequence[Row], down: float) -> None:
+    """What dots, diamonds and lines are, of those that are there; this far below the top, in inches."""
     across, up = canvas.get_size_inches()
     several = any(len(row.seeds) > 1 for row in rows)
     ours = f"ours, {mean_of(rows)}" + (" ± standard deviation over seeds" if several else "")
@@ -321,34 +252,45 @@ def _legend_of_dots(canvas: Figure, rows: Sequence[Row]) -> None:
     canvas.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.05 / across, 1 - 0.36 / up),
+        bbox_to_anchor=(0.05 / across, 1 - down / up),
         ncols=3,
         borderpad=0,
     )
 
 
-def _name_ends(axes: Axes, ends: list[tuple[Row, float, float]], height: float) -> None:
+class _End(NamedTuple):
+    """The end of a curve, and the lines of its name."""
+
+    name: list[str]
+    weight: str
+    look: Look
+    round: float
+    accuracy: float
+
+
+def _name_ends(axes: Axes, ends: Sequence[_End], height: float) -> None:
     """Each method's name beside the end of its curve, moved apart where they would overlap."""
     low, high = axes.get_ylim()
-    ends = sorted(ends, key=lambda end: end[2])
-    wanted = [(value - low) / (high - low) for *_, value in ends]
-    for (row, last, value), place in zip(ends, apart(wanted, 0.185 / height), strict=True):
-        colour = look(row.method)["color"]
+    ends = sorted(ends, key=lambda end: end.accuracy)
+    # Each line of a name takes a place; the name stands in the middle of them.
+    places = apart([(end.accuracy - low) / (high - low) for end in ends for _ in end.name], _NAME_HEIGHT / height)
+    for end in ends:
+        own, places = places[: len(end.name)], places[len(end.name) :]
         axes.annotate(
-            _in_words(row.method, row.options),
-            xy=(last, value),
-            xytext=(1.035, place),
+            names.drawn(end.name),
+            xy=(end.round, end.accuracy),
+            xytext=(1.035, statistics.fmean(own)),
             textcoords=axes.transAxes,
             va="center",
             size=8.5,
-            color=colour if colour != style.ORANGE else "#9a6a00",  # text needs more contrast than lines
-            weight="bold" if row.method == "feddure" else "normal",
+            color=text_colour(end.look),
+            weight=end.weight,
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": colour,
+                "color": end.look["color"],
                 "linewidth": 1.0,
-                "linestyle": look(row.method, row.options)["linestyle"],
+                "linestyle": end.look["linestyle"],
                 "shrinkA": 1,
                 "shrinkB": 1,
                 "relpos": (0, 0.5),
@@ -356,13 +298,36 @@ def _name_ends(axes: Axes, ends: list[tuple[Row, float, float]], height: float) 
         )
 
 
-def _in_words(method: str, options: str) -> str:
-    """A method's name with what it learns from, where that is not the rule."""
-    return _plain(_KINDS.get(method, method_name(method)) + (f", {options}" if options else ""))
+def _line_of(row: Row) -> Line:
+    return row.method, row.options
 
 
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # matplotlib would read a formula
+def _weight(name: str) -> str:
+    """Of a name's letters: what the paper proposes stands out."""
+    return "bold" if name in ("feddure", "FedDure") else "normal"
+
+
+def _said_once(
+    rows: Sequence[Row], drawn: Sequence[Row] | None = None, wide: float = _WIDE
+) -> tuple[list[str], list[Row]]:
+    """What all drawn rows change, in lines for the head of the figure, and the rows with names that leave it out."""
+    options = names.shared(rows if drawn is None else drawn)
+    lines = names.fitted(f"All with {', '.join(options)}", wide - 0.3) if options else []
+    return lines, names.without(rows, options)
+
+
+def _room(lines: Sequence[str]) -> float:
+    """Inches that lines at the head of a figure take."""
+    return 0.08 + _LEADING * len(lines) if lines else 0.0
+
+
+def _note(rows: Sequence[Row]) -> str:
+    """What lines and bands of a chart are, and what the paper leaves open."""
+    setting = " and names no setting" if rows[0].study == "clients" else ""
+    drawn = [row for row in rows if row.measured]
+    each = f"{mean_of(drawn)}; " if drawn else ""
+    seeds = f"{each}{_over_seeds(drawn)}"
+    return f"{seeds[:1].upper()}{seeds[1:]}. The paper prints no numbers for this chart{setting}."
 
 
 def _over_seeds(rows: Sequence[Row]) -> str:
@@ -396,9 +361,3 @@ def _say_nothing_measured(axes: Axes) -> None:
     axes.set_yticks([])
     axes.grid(False)
     axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", va="center", color=style.MUTED)
-
-
-def _write(canvas: Figure, down: float, text: str, **look: Any) -> None:
-    """A line of text this far below the top, in inches."""
-    across, up = canvas.get_size_inches()
-    canvas.text(0.12 / across, 1 - down / up, text, va="top", **look)

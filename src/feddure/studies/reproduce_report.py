@@ -6,6 +6,7 @@ Files are made anew from the measured cells each time; what is not measured yet 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table as RichTable
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from feddure import data
 from feddure.data.dataset import Dataset
-from feddure.studies import reproduce, reproduce_figures, theory, theory_report
+from feddure.studies import reproduce, reproduce_figures, reproduce_partitions, theory, theory_report
 from feddure.studies import reproduce_pages as pages
 from feddure.studies import reproduce_tables as tables
 from feddure.studies import reproduce_words as words
@@ -49,18 +50,22 @@ def show(study: str, cells: Sequence[Cell], store: Store) -> list[RenderableType
 
 
 def write(study: str, cells: Sequence[Cell], store: Store, folder: Path) -> list[Path]:
-    """Write a study's files, each whole or not at all, and the index; returns their paths, the page last."""
+    """Write a study's files, each whole or not at all, and the index; returns their paths, the page last.
+
+    Numbers come first: whatever happens to a figure, they are kept.
+    """
     preset = cells[0].preset if cells else reproduce.Request().preset
     found = rows(gather(study, cells, store), store)
     name = stem(study, cells, preset)
-    contents: dict[str, bytes] = {f"{name}.csv": tables.as_csv(found).encode()}
+    numbers = {f"{name}.csv": tables.as_csv(found)}
     if study == "figure1":
-        contents[f"{name}-curves.csv"] = _curves(found).encode()
-    if found:
-        contents[f"{name}.png"] = style.render(reproduce_figures.figure(found), "png")
-    contents[f"{name}.md"] = _markdown(study, preset, found, name).encode()
-    contents[f"{name}.html"] = pages.render(_page(study, preset, found)).encode()
-    return write_files(folder, contents)
+        numbers[f"{name}-curves.csv"] = _curves(found)
+    numbers[f"{name}.md"] = _markdown(study, preset, found, name)
+    written = write_files(folder, {file: text.encode() for file, text in numbers.items()})
+    figure = reproduce_figures.figure(found) if found else None
+    drawn = {f"{name}.png": style.render(figure, "png")} if figure else {}
+    page = pages.render(_page(study, preset, found, figure)).encode()
+    return written + write_files(folder, drawn | {f"{name}.html": page})
 
 
 def write_partitions(folder: Path, datasets: Iterable[str], data_dir: Path | None = None) -> list[Path]:
@@ -81,7 +86,7 @@ def write_theory(folder: Path, progress: Callable[[int, int], None] | None = Non
     return [folder / name for name in (*theory_report.FILES, "theory.html")]
 
 
-def _page(study: str, preset: str, found: Sequence[Row]) -> Page:
+def _page(study: str, preset: str, found: Sequence[Row], figure: Figure | None) -> Page:
     seeds = tables.most_seeds(found)
     sections = []
     for place, grid in enumerate(tables.grids(found)):
@@ -106,7 +111,7 @@ def _page(study: str, preset: str, found: Sequence[Row]) -> Page:
         lead=f"{words.setup(preset)} {words.quantity(found, seeds, columns=True)}",
         sections=sections,
         notes=words.notes(found),
-        pictures=[embed(reproduce_figures.figure(found), alt)] if found else [],
+        pictures=[embed(figure, alt)] if figure else [],
         footer=pages.provenance(found),
     )
 
@@ -147,9 +152,9 @@ def _curves(found: Sequence[Row]) -> str:
 def _partition_files(dataset: Dataset) -> dict[str, bytes]:
     name, classes = f"partitions-{dataset.name}", len(dataset.classes)
     counts_lines, summary_lines = [], []
-    for setting, title in reproduce_figures.DEALT.items():
-        dealt = reproduce_figures.deal(dataset, setting)
-        inside, outside = reproduce_figures.imbalances(dealt, dataset)
+    for setting, title in reproduce_partitions.DEALT.items():
+        dealt = reproduce_partitions.deal(dataset, setting)
+        inside, outside = reproduce_partitions.imbalances(dealt, dataset)
         for kind, counts in zip(("labelled", "unlabelled"), dealt.counts(dataset.labels, classes), strict=True):
             counts_lines += [[setting, kind, client, *map(int, row)] for client, row in enumerate(counts)]
             sizes, absent = counts.sum(axis=1), (counts == 0).sum(axis=1)
@@ -163,7 +168,7 @@ def _partition_files(dataset: Dataset) -> dict[str, bytes]:
         "with its unlabelled images, external imbalance compares clients by all their "
         "images; 0 is none, 1 the most. Both are of a whole setting."
     )
-    figure = reproduce_figures.partitions(dataset)
+    figure = reproduce_partitions.picture(dataset)
     table = Table(heads, summary_lines)
     page = Page(
         "feddure reproduce partitions",

@@ -4,6 +4,7 @@ Accuracies and differences here are in per cent and points, as the paper prints 
 number.
 """
 
+import hashlib
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ REFERENCE = "fedavg-matched"
 
 VARIED = ("fixmatch", "uda", "feddure", "fedmatch", "proximal")
 """Fields of methods: a cell that changes nothing else is a further row of the study it belongs to."""
+
+_LONGEST_STEM = 110  # bytes: encrypted file systems take names of 143, ending and mark of an unfinished file included
 
 Accuracies = Mapping[int, float]
 """Per cent by seed."""
@@ -223,14 +226,19 @@ def usual_rounds(preset: str) -> int:
 
 
 def stem(study: str, cells: Sequence[Cell], preset: str) -> str:
-    """The name of a study's files, without ending."""
+    """The name of a study's files, without ending; a hash stands for what is too long in it."""
     name = f"{study}-{preset}"
     if not cells or not is_apart(cells):
         return name
     if _rounds(cells) != usual_rounds(preset):
         name += f"-{_rounds(cells)}-rounds"
     options = "-".join(sorted({cell.options for cell in cells} - {""}))
-    return "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in f"{name}-{options}".rstrip("-"))
+    whole = f"{name}-{options}".rstrip("-")
+    name = "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in whole)
+    if len(name.encode()) <= _LONGEST_STEM:
+        return name
+    kept = name.encode()[: _LONGEST_STEM - 11].decode(errors="ignore").rstrip("-")
+    return f"{kept}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
 
 
 def difference(ours: Accuracies, theirs: Accuracies) -> Difference | None:
