@@ -7,6 +7,7 @@ Entropy minimisation (Grandvalet & Bengio, 2005): unlabelled images should be cl
 
 import argparse
 
+import torch
 from torch import Tensor
 
 import feddure
@@ -20,9 +21,9 @@ class EntropyMinimisation(feddure.Method):
     def step(self, client: feddure.Client, batch: feddure.Batch) -> dict[str, Tensor]:
         labelled, weak = client.model(batch.labelled, batch.weak)
         supervised = feddure.mean(feddure.cross_entropy(labelled, batch.labels))
-        entropy = feddure.mean(-(weak.softmax(1) * weak.log_softmax(1)).sum(1))
-        client.descend(supervised + self.experiment.options.get("weight", 0.3) * entropy)
-        return {"loss": supervised.detach(), "entropy": entropy.detach()}
+        entropy = -(weak.softmax(1) * weak.log_softmax(1)).sum(1)
+        client.descend(supervised + self.experiment.options.get("weight", 0.3) * feddure.mean(entropy))
+        return feddure.record(supervised, entropy, torch.ones_like(entropy), weak.argmax(1))
 
 
 if __name__ == "__main__":

@@ -178,6 +178,10 @@ def test_arrays_of_any_kind(images, tmp_path, change, recwarn):
     assert not [warning for warning in recwarn if "writable" in str(warning.message)]
 
 
+def test_completion_shows_what_is_promised():
+    assert set(feddure.__all__) <= set(dir(feddure))
+
+
 def test_everything_promised_is_there():
     for name in feddure.__all__:
         assert hasattr(feddure, name)

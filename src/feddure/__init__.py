@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddure.data.sources import register as register_dataset
     from feddure.errors import FeddureError
     from feddure.methods import register as register_method
-    from feddure.methods.base import Client, Method, cross_entropy, mean
+    from feddure.methods.base import Client, Method, cross_entropy, mean, record
     from feddure.models.export import export
     from feddure.models.load import load_model
     from feddure.models.predict import predict
@@ -42,6 +42,7 @@ __all__ = [
     "load_model",
     "mean",
     "predict",
+    "record",
     "register_dataset",
     "register_method",
     "register_network",
@@ -63,6 +64,7 @@ _FOUND_IN = {
     "load_model": "models.load",
     "mean": "methods.base",
     "predict": "models.predict",
+    "record": "methods.base",
     "run": "api",
 }
 _REGISTERS = {"register_dataset": "data.sources", "register_method": "methods", "register_network": "nn"}
@@ -76,3 +78,7 @@ def __getattr__(name: str) -> Any:
     if name == "load_dataset":
         return import_module("feddure.data.sources").load
     raise AttributeError(f"module 'feddure' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -143,6 +143,16 @@ def test_a_function_that_returns_a_broken_data_set_is_told_what_is_wrong(
     assert "'mine'" in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [{}, {"mean": (0.2, 0.3, 0.4)}, {"std": np.array([0.1, 0.2, 0.3])}])
+def test_mean_and_deviation_are_measured_where_they_are_not_given(registry: None, given: dict[str, object]) -> None:
+    pixels = np.random.RandomState(1).randint(0, 256, size=(4, 8, 8, 3)).astype(np.uint8)
+    sources.register("mine", lambda: tiny(**{"images": pixels, "test_images": pixels, "mean": (), "std": ()} | given))
+    found = sources.load("mine")
+    mean, std = measure(pixels)
+    np.testing.assert_array_equal(found.mean, given.get("mean", mean))
+    np.testing.assert_array_equal(found.std, given.get("std", std))
+
+
 def test_the_data_folder_is_the_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import feddure
 import tiny
 from feddure.errors import FeddureWarning
 from feddure.federation.engine import Engine
@@ -65,6 +66,43 @@ def test_memory_of_a_client_comes_back_to_it(images):
     assert not torch.equal(remembering.state["theta"], forgetful.state["theta"])
 
 
+class Notebook(Method):
+    """Keeps a page between rounds; the server sends one of the same name."""
+
+    memory = ("page",)
+
+    def __init__(self, experiment):
+        super().__init__(experiment)
+        self.found = []
+
+    def allocate(self, client):
+        client.state["page"] = client.theta.new_zeros(())
+
+    def broadcast(self, server, client, round_number):
+        sent = super().broadcast(server, client, round_number)
+        return sent | {"page": server["theta"].new_tensor(7.0)}
+
+    def start_round(self, client, received):
+        self.found.append((client.state["page"].item(), received["page"].item()))
+        client.state["page"].add_(1)
+
+    def step(self, client, batch):
+        pass
+
+    def upload(self, client):
+        sent = super().upload(client)
+        client.state["page"].add_(10)
+        return sent
+
+
+def test_what_a_client_remembers_and_when(images):
+    """In `client.state` before `start_round`, in place of what was sent under its name, as `upload` left it."""
+    feddure.register_method("notebook", Notebook)
+    federation = tiny.finished(tiny.experiment(method="notebook", clients_per_round=4), images)
+    assert federation.program.method.found == 4 * [(0.0, 7.0)] + 4 * [(11.0, 11.0)]
+    assert {memory["page"].item() for memory in federation.memories.values()} == {22.0}
+
+
 def test_the_timeline_tells_who_worked_when(images):
     tasks = many_tasks(images)
     lanes = Lanes(torch.device("cpu"), 2)
@@ -87,8 +125,6 @@ class Silent(Method):
 
 
 def test_a_step_may_record_nothing(images):
-    import feddure
-
     feddure.register_method("silent", Silent)
     federation = tiny.finished(tiny.experiment(method="silent"), images)
     assert federation.round == 2

@@ -7,8 +7,9 @@ labelled (or unlabelled) images gets batches of size zero there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, make_dataclass
+from functools import cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 from feddure import draws
 from feddure.data import augment
 from feddure.data.dataset import Dataset
+from feddure.errors import ConfigError
+
+VIEWS = ("plain", "weak", "strong")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,28 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
+
+    def for_method(self, method: str, needs: Needs) -> "Batch":
+        """The same for a method with these needs: to ask for another view is an error, not a view of no images."""
+        kind = _kind_for(method, needs)
+        return kind(*(getattr(self, field.name) for field in fields(kind)))
+
+
+@cache
+def _kind_for(method: str, needs: Needs) -> Any:
+    """The class of a method's batches, a data class of its own so that `dataclasses.replace` works on them."""
+
+    def missing(batch: Any, name: str) -> NoReturn:
+        if name not in VIEWS:
+            raise AttributeError(f"a batch has no '{name}'; it has {', '.join(field.name for field in fields(Batch))}")
+        wanted = ", ".join(f"{view}=True" for view in VIEWS if view == name or getattr(needs, view))
+        raise ConfigError(
+            f"method '{method}' uses batch.{name}, which is not among its needs: "
+            f"add needs = feddure.Needs({wanted}) to its class"
+        )
+
+    given = [(field.name, Tensor) for field in fields(Batch) if field.name not in VIEWS or getattr(needs, field.name)]
+    return make_dataclass("Batch", given, frozen=True, namespace={"__getattr__": missing})
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ class Dataset:
     test_images: np.ndarray  # uint8 [M, height, width, channels]
     test_labels: np.ndarray  # int64 [M]
     classes: tuple[str, ...]
-    mean: tuple[float, ...]  # per channel, of images / 255
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()  # per channel, of images / 255; a run measures what is not given
+    std: tuple[float, ...] = ()
     labelled: np.ndarray | None = None  # bool [N]
     sites: tuple[str, ...] = ()
     site: np.ndarray | None = None  # int64 [N]

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from feddure.data.batches import Batch
-from feddure.errors import FeddureWarning
+from feddure.errors import FeddureError, FeddureWarning
 from feddure.federation.program import Program
 from feddure.methods.base import Client, State
+from feddure.methods.validation import check_memory
 
 AUTO_LANES = 20
 """Lanes on a GPU when nobody says: more than this gained nothing (docs/performance.md)."""
@@ -71,6 +72,7 @@ class Lane:
         self.stream = stream
         self.client = Client(program.network, program.experiment, program.proximal, program.classes)
         program.method.allocate(self.client)
+        check_memory(program.method, self.client, program.experiment.method)
         self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
 
     def follow(self) -> None:
@@ -100,7 +102,7 @@ class Lane:
             if self._graph is not None:
                 self._records.append(self._graph.replay(batch))
             else:
-                record = self.program.method.step(self.client, batch) or {}
+                record = self.program.step(self.client, batch)
                 self._records.append({name: value.detach().clone() for name, value in record.items()})
 
     def finish(self) -> Result:
@@ -125,7 +127,7 @@ class Lane:
         if shapes not in self._graphs:
             try:
                 self._graphs[shapes] = _StepGraph(self, batch)
-            except torch.cuda.OutOfMemoryError:
+            except (torch.cuda.OutOfMemoryError, FeddureError):
                 raise
             except Exception as error:
                 self.program.give_up_capturing(error)
@@ -138,16 +140,16 @@ class _StepGraph:
 
     def __init__(self, lane: Lane, batch: Batch):
         self._inputs = Batch(*(tensor.clone(memory_format=torch.preserve_format) for tensor in batch.tensors()))
-        method, client = lane.program.method, lane.client
+        program, client = lane.program, lane.client
         assert lane.stream is not None
         lane.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(lane.stream):
             for _ in range(3):  # compile, autotune and allocate outside the capture; a task resets the state after
-                lane.program.attempt(lambda: method.step(client, self._inputs))
+                program.attempt(lambda: program.step(client, self._inputs))
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=lane.stream):
-            record = method.step(client, self._inputs) or {}
+            record = program.step(client, self._inputs)
             self._names = [(name, value.shape, value.numel()) for name, value in record.items()]
             values = [value.detach().reshape(-1).to(torch.float32) for value in record.values()]
             self._record = torch.cat(values) if values else None

@@ -16,7 +16,9 @@ from feddure import methods, nn
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
-from feddure.errors import ConfigError, FeddureWarning
+from feddure.errors import ConfigError, FeddureError, FeddureWarning
+from feddure.methods.base import Client, State
+from feddure.methods.validation import check_records
 from feddure.nn.network import Network
 
 T = TypeVar("T")
@@ -52,12 +54,17 @@ class Program:
         """Relative cost of a step: the number of images in it."""
         return float(sum(tensor.shape[1] for tensor in batch.tensors() if tensor.dim() == 5)) + 30.0
 
+    def step(self, client: Client, batch: Batch) -> State:
+        """One local step of the method, which sees the views that it needs; what it recorded."""
+        name = self.experiment.method
+        return check_records(self.method.step(client, batch.for_method(name, self.method.needs)), name)
+
     def attempt(self, work: Callable[[], T]) -> T:
         """Do something with the network; one that does not compile is run as it is from then on."""
         try:
             return work()
-        except torch.cuda.OutOfMemoryError:
-            raise  # no fault of the compiler's: whoever asked may try again with fewer lanes
+        except (torch.cuda.OutOfMemoryError, FeddureError):
+            raise  # no fault of the compiler's: whoever asked may try again with fewer lanes, or mend the method
         except Exception as error:
             if not self.network.compiled:
                 raise

@@ -23,6 +23,7 @@ from feddure.federation.engine import Engine
 from feddure.federation.evaluate import evaluate
 from feddure.federation.program import new_module
 from feddure.methods.base import Method, State
+from feddure.methods.validation import check_state
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Server:
         self.round = 0
         self.method.prepare(self.program.network, dataset.shape)
         theta, statistics = self.program.network.take(new_module(experiment, dataset))
-        self.state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
+        state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
+        self.state = check_state(state, experiment.method, "start")
         self.moments: dict[str, Tensor] = {}
         self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
         self.memories: dict[int, dict[str, Tensor]] = {}
@@ -183,7 +185,8 @@ class Server:
         if not used:
             return self.state, self.moments
         weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
-        state = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
+        made = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
+        state = check_state(made, self.experiment.method, "aggregate")
         before = self.state["theta"]
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]

@@ -10,6 +10,7 @@ from feddure.methods.feddure import FedDure
 from feddure.methods.fedmatch import FedMatch
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
+from feddure.methods.validation import check_method
 
 _BUILT_IN: tuple[type[Method], ...] = (
     *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
@@ -29,7 +30,7 @@ def make(experiment: Experiment) -> Method:
     found = METHODS.get(experiment.method) or plugins.find(experiment.method, "method", METHODS, ConfigError)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"method: '{experiment.method}' is not a subclass of feddure.Method")
-    return found(experiment)
+    return check_method(found(experiment), experiment.method)
 
 
 __all__ = ["METHODS", "Client", "Method", "make", "register"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from feddure.data.batches import Batch
-from feddure.methods.base import Client, State, cross_entropy, mean
-from feddure.methods.feddure import FedDure, allocate_f_reg, labelled_loss, record, start_f_reg
+from feddure.methods.base import Client, State, cross_entropy, mean, record
+from feddure.methods.feddure import FedDure, allocate_f_reg, labelled_loss, start_f_reg
 from feddure.methods.fixmatch import FedAvgFixMatch, confident
 from feddure.nn import regulator
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
+from feddure.errors import ConfigError
 from feddure.nn.adam import Adam
 from feddure.nn.flat import Pieces
 from feddure.nn.network import Network, Weights
@@ -28,6 +29,15 @@ def mean(values: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of each sample."""
     return F.cross_entropy(logits, labels, reduction="none")
+
+
+def record(supervised: Tensor, losses: Tensor, weight: Tensor, pseudo: Tensor, d: Tensor | None = None) -> State:
+    """What a step with pseudo labels leaves for the diagnostics.
+
+    The labelled loss; each unlabelled image's loss, its weight in the step and its pseudo label; FedDure's reward d.
+    """
+    found = {"loss": supervised, "loss_unlabelled": mean(losses), "weight": weight, "pseudo": pseudo}
+    return {name: tensor.detach() for name, tensor in (found if d is None else found | {"d": d}).items()}
 
 
 class Client:
@@ -78,8 +88,13 @@ class Client:
 
     @property
     def weights(self) -> Weights:
-        """The leaves that the last call of `model` used."""
-        assert self._weights is not None, "a step calls client.model before it descends"
+        """The leaves that the last call of `model` used, until θ descends."""
+        if self._weights is None:
+            raise ConfigError(
+                f"method '{self.experiment.method}': client.descend or client.weights was used without a pass of "
+                "client.model since θ last moved; descend once on the sum of the losses, or call client.model again "
+                "before each further client.descend"
+            )
         return self._weights
 
     def descend(self, loss: Tensor) -> None:
@@ -133,7 +148,7 @@ class Method:
 
     def step(self, client: Client, batch: Batch) -> State:
         """One local step, in place; returns small tensors worth recording."""
-        raise NotImplementedError
+        raise NotImplementedError("a method has a step of its own")
 
     def upload(self, client: Client) -> State:
         """What the client sends to the server."""

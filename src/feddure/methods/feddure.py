@@ -23,7 +23,7 @@ from torch import Tensor
 
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
-from feddure.methods.base import Client, Method, State, cross_entropy, mean
+from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
 from feddure.nn import regulator
 from feddure.nn.network import Weights
 
@@ -130,12 +130,6 @@ def labelled_loss(client: Client, weights: Weights, batch: Batch) -> Tensor:
         return client.theta.new_zeros(())
     with torch.no_grad():
         return mean(cross_entropy(client.network.probe(weights, batch.labelled), batch.labels))
-
-
-def record(supervised: Tensor, losses: Tensor, m: Tensor, pseudo: Tensor, d: Tensor | None = None) -> State:
-    """What a step of a method with pseudo labels leaves for the diagnostics."""
-    found = {"loss": supervised, "loss_unlabelled": mean(losses), "weight": m, "pseudo": pseudo}
-    return {name: tensor.detach() for name, tensor in (found if d is None else found | {"d": d}).items()}
 
 
 def _reads(logits: Tensor, softmax: bool) -> Tensor:

@@ -30,8 +30,7 @@ from feddure import draws
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
-from feddure.methods.base import Client, Method, State, cross_entropy, mean, weighted_mean
-from feddure.methods.feddure import record
+from feddure.methods.base import Client, Method, State, cross_entropy, mean, record, weighted_mean
 from feddure.nn.flat import Pieces
 from feddure.nn.network import Network
 

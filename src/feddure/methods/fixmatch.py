@@ -6,8 +6,7 @@ L = CE(y, f(T_w(x))) + λ mean_i 1[max p_i ≥ τ] CE(ŷ_i, f(T_s(u_i))), with p
 from torch import Tensor
 
 from feddure.data.batches import Batch, Needs
-from feddure.methods.base import Client, Method, State, cross_entropy, mean
-from feddure.methods.feddure import record
+from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
 
 
 def confident(weak: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,7 @@ q_i = softmax(f(T_w(u_i)) / temperature), both without gradient.
 """
 
 from feddure.data.batches import Batch, Needs
-from feddure.methods.base import Client, Method, State, cross_entropy, mean
-from feddure.methods.feddure import record
+from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
 from feddure.methods.fixmatch import confident
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.sources.normalisation import measure
 from feddure.data.sources.validation import check
 from feddure.errors import DataError
 
@@ -63,7 +62,6 @@ def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
     images, test_images = _with_channels(arrays["images"]), _with_channels(arrays["test_images"])
     labels, test_labels = _whole("labels", arrays["labels"]), _whole("test_labels", arrays["test_labels"])
     unknown = labels == UNKNOWN
-    measured = measure(images) if images.dtype == np.uint8 and images.ndim == 4 and images.size else ((), ())
     site = _whole("site", arrays["site"]) if "site" in arrays else None
     return Dataset(
         name=name,
@@ -72,8 +70,8 @@ def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
         test_images=test_images,
         test_labels=test_labels,
         classes=_names("classes", arrays, labels, test_labels),
-        mean=_numbers("mean", arrays, measured[0]),
-        std=_numbers("std", arrays, measured[1]),
+        mean=_numbers("mean", arrays),
+        std=_numbers("std", arrays),
         labelled=arrays.get("labelled", ~unknown if unknown.any() else None),
         sites=_names("sites", arrays, *([] if site is None else [site])),
         site=site,
@@ -105,9 +103,9 @@ def _names(name: str, arrays: dict[str, np.ndarray], *numbers: np.ndarray) -> tu
     return tuple(text.decode() if isinstance(text, bytes) else text for text in array.tolist())
 
 
-def _numbers(name: str, arrays: dict[str, np.ndarray], measured: tuple[float, ...]) -> tuple[float, ...]:
+def _numbers(name: str, arrays: dict[str, np.ndarray]) -> tuple[float, ...]:
     if name not in arrays:
-        return measured
+        return ()
     array: Any = arrays[name]
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{name} is {array.dtype}, expected numbers")

@@ -1,17 +1,27 @@
 """What must be true of a data set that somebody else made."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.sources.normalisation import measure
 from feddure.errors import DataError
 
 
 def check(dataset: Dataset, where: str) -> Dataset:
-    """The data set itself if it is whole; `where` names the file or function in the error."""
+    """The data set if it is whole, with mean and std measured on its training images where it has none.
+
+    `where` names the file or function in the error.
+    """
     problem = _problem(dataset)
     if problem:
         raise DataError(f"{where}: {problem}")
-    return dataset
+    given = {name: values for name in ("mean", "std") if len(values := getattr(dataset, name))}
+    if len(given) == 2:
+        return dataset
+    measured = dict(zip(("mean", "std"), measure(dataset.images), strict=True))
+    return replace(dataset, **(measured | given))
 
 
 def _problem(dataset: Dataset) -> str | None:
@@ -102,6 +112,6 @@ def _sites_problem(dataset: Dataset) -> str | None:
 def _normalisation_problem(dataset: Dataset) -> str | None:
     channels = dataset.images.shape[3]
     for name, values in (("mean", dataset.mean), ("std", dataset.std)):
-        if len(values) != channels or not np.isfinite(values).all():
+        if len(values) and (len(values) != channels or not np.isfinite(values).all()):
             return f"{name} is {list(values)}, expected {channels} finite number(s), one for each channel"
-    return f"std is {list(dataset.std)}, expected numbers above 0" if min(dataset.std) <= 0 else None
+    return f"std is {list(dataset.std)}, expected numbers above 0" if min(dataset.std, default=1.0) <= 0 else None
