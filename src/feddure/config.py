@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from feddure import plugins
 from feddure.errors import ConfigError
 
 Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "sites"]
@@ -212,6 +213,10 @@ class Experiment(_Section):
             if fields[section][name] == before:
                 del fields[section][name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    def own_code(self) -> str:
+        """What the fingerprint does not know: the user's own modules that it names, with hashes of their files."""
+        return plugins.own_code(self.method, self.model, self.dataset)
 
 
 _ADDED = (("feddure", "reward_on", "all"), ("feddure", "reward", "fall"))

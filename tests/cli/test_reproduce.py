@@ -62,6 +62,9 @@ def test_a_dry_run_writes_nothing(tmp_path):
 
 
 def test_another_folders_cells_are_taken_over(folder, tmp_path):
+    same = ("table1", *SMALL, *QUICK, "--methods", "feddure", "--merge", folder, "--out", tmp_path / "new")
+    assert "0 of " in reproduce(*same, "--dry-run")
+    assert not (tmp_path / "new").exists()
     reproduce("table1", *SMALL, *QUICK, "--methods", "feddure", "--merge", folder, "--out", tmp_path / "new")
     assert {row["method"] for row in rows(tmp_path / "new")} == {"fedavg-matched", "feddure"}
 

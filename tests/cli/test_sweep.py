@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import tiny
 from feddure import data, environment
 from feddure.cli.sweep import sweep
-from feddure.errors import ConfigError, DataError, RunError
+from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
 from feddure.federation import runs
 from feddure.studies import grid, sweep_report
 from feddure.tracking.report import Picture
@@ -111,6 +111,7 @@ def test_finished_cells_are_not_measured_again_and_a_sweep_may_grow(tmp_path, me
     assert measured == first
     write(tmp_path, seeds=(0, 1, 2))
     assert "4 of 12 cells to measure" in invoke("mine.yaml", "--out", "out", "--dry-run").stdout
+    assert "4 of 12 cells to measure" in invoke("mine.yaml", "--merge", "out", "--dry-run").stdout
     invoke("mine.yaml", "--out", "out")
     assert len(measured) == 12
     assert {row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")} == {"0 1 2"}
@@ -133,6 +134,43 @@ def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
     invoke("mine.yaml", "--out", "out")
     assert len(measured) == 3
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+RAISES = """
+from feddure.methods.fedavg import FedAvg
+
+class Raises(FedAvg):
+    def step(self, client, batch):
+        raise ValueError("a mistake")
+"""
+
+
+@pytest.mark.parametrize(("module", "where"), [("bad_here", ()), ("bad_in_processes", ("--processes", "2"))])
+@pytest.mark.usefixtures("_undrawn")
+def test_an_error_in_a_method_leaves_the_others_their_places(tmp_path, module, where):
+    (tmp_path / f"{module}.py").write_text(RAISES)
+    write(tmp_path, grid={"method": ["fedavg", f"{module}:Raises", "fedavg-matched"]})
+    with pytest.warns(FeddureWarning, match=rf"^cell {module}:Raises seed . \(.*\): ValueError: a mistake$") as notes:
+        found = invoke("mine.yaml", "--out", "out", *where, exit_code=1)
+    assert len(notes) == 2
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    board = rows(tmp_path / "out" / "leaderboard.csv")
+    assert sorted(row["seeds_measured"] for row in board) == ["", "0 1", "0 1"]
+    assert "2 cells are not measured" in found.stdout
+    error = found.stderr[found.stderr.index("error: ") :]
+    assert error.startswith(f"error: an error in code ended 2 cells {module}:Raises seed")
+    assert f'{module}.py", line 6, in step\n' in error
+    assert error.count("File ") == 1
+    assert error.endswith("ValueError: a mistake\nWhat is finished is kept, and the same command tries them again\n")
+
+
+def test_an_error_in_the_code_of_a_data_set_leaves_the_others_their_places(tmp_path):
+    (tmp_path / "bad_data.py").write_text("def load():\n    return {}['images']\n")
+    write(tmp_path, seeds=(0,), grid={"dataset": [NAME, "bad_data:load"]})
+    with pytest.warns(FeddureWarning, match=r"^cell fedavg seed 0 \(.*\): KeyError: 'images'$"):
+        found = invoke("mine.yaml", "--out", "out", exit_code=1)
+    assert 'bad_data.py", line 2, in load' in found.stderr
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 1
 
 
 @pytest.mark.usefixtures("_undrawn")

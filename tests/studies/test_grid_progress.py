@@ -1,5 +1,6 @@
 """Progress of a grid: what is done, what is left, and the time between."""
 
+import dataclasses
 import io
 
 import pytest
@@ -73,6 +74,15 @@ def test_groups_that_train_at_the_same_time_all_count(terminal):
     watch.cell_done(cells()[1], synthetic.measured(cells()[1], 43.0))
     watch.close()
     assert text.getvalue().count("% (last)") == 2
+
+
+@pytest.mark.parametrize(("share", "said"), [(1.0, "100 % of the"), (0.001, "less than 1 % of the")])
+def test_a_cell_that_lost_updates_says_so(share, said):
+    watch, text, _ = progress()
+    watch.cell_done(cells()[0], dataclasses.replace(synthetic.measured(cells()[0], 42.0), left_out=share))
+    watch.cell_done(cells()[1], synthetic.measured(cells()[1], 42.0))
+    assert text.getvalue().count("not finite") == 1
+    assert f"; {said} clients' updates were not finite and were left out" in text.getvalue()
 
 
 def test_lost_cells_count_no_more():

@@ -19,7 +19,7 @@ def make(folder, grid, seeds=(0, 1, 2), **tree):
     return sweep.read(file), Store(folder / "out")
 
 
-def keep(store, point, *accuracies):
+def keep(store, point, *accuracies, left_out=0.0):
     """Say that these accuracies were measured, seed by seed; None leaves a seed out."""
     for cell, accuracy in zip(point.cells, accuracies, strict=True):
         if accuracy is not None:
@@ -37,6 +37,7 @@ def keep(store, point, *accuracies):
                     build_seconds=0.0,
                     together=1,
                     partition="",
+                    left_out=left_out,
                     environment={"cpu": "abacus", "cores": 2, "python": "3.11", "torch": "2", "numpy": "2"},
                 )
             )
@@ -48,6 +49,32 @@ RATES = {"optimizer.learning_rate": [0.1, 0.01, 0.001]}
 def table(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_what_diverged_has_no_place(tmp_path):
+    wanted, store = make(tmp_path, RATES)
+    keep(store, wanted.points[0], 0.60, 0.60, 0.60, left_out=1.0)
+    keep(store, wanted.points[1], 0.40, 0.50, 0.60, left_out=0.1)
+    keep(store, wanted.points[2], 0.30, 0.40, 0.50)
+    sweep_report.write(wanted, store)
+    rows = table(store.folder / "leaderboard.csv")
+    assert [(row["optimizer.learning_rate"], row["place"]) for row in rows] == [
+        ("0.01", "1"),
+        ("0.001", "2"),
+        ("0.1", ""),
+    ]
+    text = (store.folder / "leaderboard.md").read_text()
+    assert "learning rate 0.01 over learning rate 0.001" in text
+    assert "| diverged, 60.0 ± 0.0 |" in text
+    assert "left out, in the worst seed of learning rate 0.01 10 %; learning rate 0.1 100 %:" in text
+
+
+def test_nothing_but_divergence(tmp_path):
+    wanted, store = make(tmp_path, RATES, seeds=(0,))
+    keep(store, wanted.points[0], 0.60, left_out=1.0)
+    assert sweep_report.verdict(sweep_report.leaderboard(wanted, store)) == "All that is measured diverged."
+    keep(store, wanted.points[1], 0.10)
+    assert sweep_report.verdict(sweep_report.leaderboard(wanted, store)).endswith("is measured and did not diverge.")
 
 
 def test_best_first_and_differences_are_paired(tmp_path):

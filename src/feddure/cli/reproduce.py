@@ -102,7 +102,7 @@ def reproduce(
     from feddure import config
     from feddure import methods as known_methods
     from feddure.studies import reproduce, sweep
-    from feddure.studies.cells import Store
+    from feddure.studies.cells import Merged, Store
 
     _check_options(what, context)
     request = reproduce.Request(
@@ -128,7 +128,7 @@ def reproduce(
         if what in _TRAINS_NOTHING:
             print(_TRAINS_NOTHING[what][1])
         else:
-            _show_plan(cells, store)
+            _show_plan(cells, Merged(out, merge or ()))
         return
     grids.merge_all(merge, store)
     grids.measure(cells, store, data_dir, together, ray, processes)

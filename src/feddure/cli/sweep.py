@@ -63,7 +63,7 @@ def sweep(
     ```
     """
     from feddure.studies import sweep as study
-    from feddure.studies.cells import Store
+    from feddure.studies.cells import Merged, Store
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
@@ -71,7 +71,7 @@ def sweep(
     grids.check_merge(merge)
     grids.check_places(ray, processes)
     if dry_run:
-        _show_plan(wanted, Store(folder))
+        _show_plan(wanted, Merged(folder, merge or ()))
         return
     if not merge:  # what others have measured needs no data
         grids.check_data(wanted.cells(), Store(folder), data_dir)

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.federation.rounds import Federation, Observer
 from feddure.federation.server import Server
@@ -32,6 +33,7 @@ def write(federation: Server, folder: Path) -> None:
     header = {
         "round": federation.round,
         "experiment": federation.experiment.fingerprint(),
+        "own_code": federation.experiment.own_code(),
         "partition": federation.data_identity,
     }
     content = save({name: _plain(tensor) for name, tensor in tensors.items()}, pack_header(header))
@@ -92,6 +94,18 @@ class Checkpoints(Observer):
             federation.round % experiment.checkpoint_every == 0 or federation.round == experiment.rounds
         ):
             write(federation, self._folder)
+
+
+def is_of_other_code(experiment: Experiment, folder: Path) -> bool:
+    """Whether the folder has a checkpoint that another state of the user's own code has trained."""
+    path, now = folder / FILE, experiment.own_code()
+    if not now or not path.exists():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            return read_header(file.metadata()).get("own_code", now) != now
+    except (SafetensorError, OSError):
+        return False  # reading it says what is wrong
 
 
 def pack_header(header: dict[str, Any]) -> dict[str, str]:

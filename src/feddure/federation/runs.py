@@ -8,8 +8,9 @@ import shlex
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.federation import checkpoint
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Result, Stopped, Task
@@ -294,6 +295,13 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     elif present.fingerprint() != experiment.fingerprint():
         different = ", ".join(_differences(present.model_dump(), experiment.model_dump()))
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
+    elif _is_of_other_code(experiment, folder):
+        warnings.warn(
+            f"{folder}: your own code ({experiment.own_code()}) has changed since this run was started; what is there "
+            "comes from the code of then. Choose another --out to train all of it with the code of now",
+            FeddureWarning,
+            stacklevel=3,
+        )
 
 
 def _open_folder(member: Member) -> None:
@@ -310,7 +318,18 @@ def _open_folder(member: Member) -> None:
     if not (folder / records.PARTITION).exists():
         _write_json(folder / records.PARTITION, summarise_partition(member.partition, member.dataset))
     device = str(member.engine.device)
-    _write_json(folder / records.ENVIRONMENT, environment.describe() | {"device": device})
+    own = member.experiment.own_code()
+    about = environment.describe() | {"device": device} | ({"own_code": own} if own else {})
+    _write_json(folder / records.ENVIRONMENT, about)
+
+
+def _is_of_other_code(experiment: Experiment, folder: Path) -> bool:
+    path, now = folder / records.ENVIRONMENT, experiment.own_code()
+    if not now or not path.exists():
+        return False
+    with suppress(ValueError, OSError):
+        return json.loads(path.read_text(encoding="utf-8")).get("own_code", now) != now
+    return False
 
 
 def _visible(folder: Path) -> Iterator[Path]:

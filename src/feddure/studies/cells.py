@@ -25,7 +25,10 @@ from feddure.files import write_whole
 from feddure.tracking.records import Record
 from feddure.tracking.summary import LAST, summarise
 
-CELLS, UNFINISHED, RESULTS = "cells", "unfinished", "results.csv"
+CELLS, UNFINISHED, OUTDATED, RESULTS = "cells", "unfinished", "outdated", "results.csv"
+OWN_CODE = "own_code"
+"""In a cell's environment: the user's own code that it was measured with."""
+
 _ATTEMPTS = 10
 
 COLUMNS = (
@@ -85,6 +88,7 @@ class Measurement:
     build_seconds: float  # compiling and capturing, for all of them
     together: int
     partition: str  # its hash
+    left_out: float = 0.0  # share of the clients' updates that were not finite and did not count
     diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
     bytes_per_round: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -145,18 +149,32 @@ class Store:
         self.folder = folder
 
     def find(self, cell: Cell) -> Measurement | None:
-        """What was measured for this cell, or None."""
-        return _read(self.folder / CELLS / f"{cell.hash}.json")
+        """What was measured for this cell, or None; what another state of the user's own code gave does not count."""
+        found = _read(self._path(cell.hash))
+        return None if found is not None and _is_outdated(found, cell) else found
 
     def has(self, cell: Cell) -> bool:
-        return (self.folder / CELLS / f"{cell.hash}.json").exists()
+        if not cell.experiment.own_code():
+            return self._path(cell.hash).exists()
+        return self.find(cell) is not None
+
+    def outdated(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those that were measured when the user's own code was another."""
+        own = [cell for cell in cells if cell.experiment.own_code()]
+        return [cell for cell in own if self._path(cell.hash).exists() and not self.has(cell)]
 
     def keep(self, measurement: Measurement) -> None:
         """A cell is finished: its file first, then away with what its resumption would have needed."""
-        folder = self.folder / CELLS
-        _make(folder)
-        write_whole(folder / f"{measurement.config_hash}.json", _pack(measurement), RunError, durable=True)
+        path = self._path(measurement.config_hash)
+        _make(path.parent)
+        if measurement.environment.get(OWN_CODE) and path.exists():  # it was measured with other code
+            _make(self.folder / OUTDATED)
+            path.replace(self.folder / OUTDATED / f"{path.stem}-{int(path.stat().st_mtime)}.json")
+        write_whole(path, _pack(measurement), RunError, durable=True)
         shutil.rmtree(self.unfinished(measurement.config_hash), ignore_errors=True)
+
+    def _path(self, config_hash: str) -> Path:
+        return self.folder / CELLS / f"{config_hash}.json"
 
     def unfinished(self, config_hash: str) -> Path:
         """Where a cell's state lies while it is being measured."""
@@ -240,6 +258,25 @@ class Store:
         write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
 
 
+class Merged(Store):
+    """A folder as it would be with others merged into it; for looking only."""
+
+    def __init__(self, folder: Path, others: Iterable[Path]):
+        super().__init__(folder)
+        self._others = [Store(other) for other in others]
+
+    def find(self, cell: Cell) -> Measurement | None:
+        return next((found for store in self._others if (found := store.find(cell)) is not None), super().find(cell))
+
+    def has(self, cell: Cell) -> bool:
+        return super().has(cell) or any(store.has(cell) for store in self._others)
+
+    def measurements(self) -> Iterator[Measurement]:
+        yield from super().measurements()
+        for store in self._others:
+            yield from store.measurements()
+
+
 def finished_cells(folder: Path) -> dict[str, Measurement]:
     """All finished cells of a folder by the name of their file; a folder without, or a damaged cell, is refused."""
     if not (folder / CELLS).is_dir():
@@ -268,6 +305,12 @@ def read_rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     if missing:
         raise RunError(f"{path}: its columns lack {', '.join(missing)}; move it away, it is made anew from {CELLS}/")
     return {(row["study"], row["config_hash"]): {name: row[name] for name in COLUMNS} for row in rows}
+
+
+def _is_outdated(found: Measurement, cell: Cell) -> bool:
+    """What cannot be told is believed: cells from before this was recorded, code that is not to be found here."""
+    then, now = found.environment.get(OWN_CODE), cell.experiment.own_code()
+    return bool(then and now) and then != now
 
 
 def _pack(measurement: Measurement) -> bytes:

@@ -117,6 +117,8 @@ class GridProgress:
             f"{name}: {100 * measurement.accuracy_last10:.2f} % ({mean_of([measurement])}), "
             f"{100 * measurement.accuracy_last:.2f} % (last), {measurement.seconds:.0f} s"
         )
+        if measurement.left_out:
+            line += f"; {_share(measurement.left_out)} of the clients' updates were not finite and were left out"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._bars:
             self._bars.update(self._whole, completed=self._finished, text=self._whole_text())
@@ -204,3 +206,7 @@ def _extent(federations: Sequence[Federation]) -> str:
         text += f" of {len(federations)} cells"
     done = min(federation.round for federation in federations)
     return f"training goes on after round {done}: {text}" if done else f"training begins: {text}"
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.01 else "less than 1 %"

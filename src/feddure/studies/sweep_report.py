@@ -24,6 +24,7 @@ from feddure.version import VERSION
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 _MOST_NAMED = 8  # missing cells that are named one by one
 _MOST_CARDS = 4  # boards whose best has a card
+_MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,19 @@ class Row:
     @property
     def seconds(self) -> float | None:
         return self._mean([found.seconds for found in self.measured.values()])
+
+    @property
+    def left_out(self) -> float:
+        """The largest share of updates that a seed lost because they were not finite."""
+        return max((found.left_out for found in self.measured.values()), default=0.0)
+
+    @property
+    def diverged(self) -> bool:
+        return self.left_out > _MOST_LEFT_OUT
+
+    @property
+    def ranked(self) -> bool:
+        return bool(self.measured) and not self.diverged
 
     def against(self, other: "Row") -> Pair | None:
         """How much more accurate this one is on the seeds that both have; None where there are none."""
@@ -78,12 +92,12 @@ def rankings(sweep: Sweep, store: Store) -> list[Ranking]:
 
 
 def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
-    """The combinations by their mean accuracy over seeds, best first; those without a measurement come last."""
+    """The combinations by their mean accuracy over seeds, best first; then what diverged, then what is not measured."""
     rows = []
     for point in sweep.points:
         found = {cell.experiment.seed: store.find(cell) for cell in point.cells}
         rows.append(Row(point, {seed: one for seed, one in found.items() if one is not None}))
-    return sorted(rows, key=lambda row: -row.last10.mean if row.last10 else 1.0)
+    return sorted(rows, key=lambda row: (not row.measured, row.diverged, -row.last10.mean if row.last10 else 0.0))
 
 
 def every_row(ranked: Sequence[Ranking]) -> list[Row]:
@@ -103,13 +117,13 @@ def missing(rows: Sequence[Row]) -> list[str]:
 
 def verdict(rows: Sequence[Row]) -> str:
     """Whether the best differs from the second by more than chance, in a sentence."""
-    ranked = [row for row in rows if row.measured]
+    ranked = [row for row in rows if row.ranked]
     if not ranked:
-        return "Nothing is measured yet."
+        return "All that is measured diverged." if any(row.measured for row in rows) else "Nothing is measured yet."
     if len(rows) == 1:
         return f"{ranked[0].point.name} is the only combination."
     if len(ranked) == 1:
-        return f"Only {ranked[0].point.name} is measured."
+        return f"Only {ranked[0].point.name} is measured{' and did not diverge' if rows[1].diverged else ''}."
     best, second = ranked[:2]
     pair = best.against(second)
     names = f"{best.point.name} over {second.point.name}"
@@ -140,7 +154,19 @@ def explanation(sweep: Sweep, rows: Sequence[Row]) -> str:
         f"Ordered by test accuracy in %, {accuracy_name(rows, spelled_out=True)}{spread}{apart}. Steps: local ones "
         "per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is by "
         "Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
-        "new seeds before you rely on its lead."
+        f"new seeds before you rely on its lead.{_left_out(rows)}"
+    )
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """Which combinations lost updates, and what follows from that."""
+    named = [f"{row.point.name} {100 * row.left_out:.0f} %" for row in rows if row.left_out]
+    if not named:
+        return ""
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f" Updates of clients that were not finite were left out, in the worst seed of {'; '.join(named[:_MOST_NAMED])}"
+        f"{more}: what lost more than half of them diverged and has no place."
     )
 
 
@@ -154,10 +180,10 @@ def columns_and_lines(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], lis
         case = [row.point.case] if cases else []
         lines.append(
             [
-                f"{place}" if row.measured else NOTHING,
+                f"{place}" if row.ranked else NOTHING,
                 *case,
                 *(shown(key, row.point.values[key]) for key in sweep.axes),
-                _accuracy(row.last10) if row.measured else "not measured",
+                _result(row),
                 _accuracy(row.last),
                 _of(row, sweep),
                 number(row.steps, 1),
@@ -179,9 +205,9 @@ def brief(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]
     columns = ["", "combination", accuracy_name(rows), "seeds", "steps", "time", "from best"]
     return columns, [
         [
-            f"{place}" if row.measured else NOTHING,
+            f"{place}" if row.ranked else NOTHING,
             row.point.name,
-            _accuracy(row.last10) if row.measured else "not measured",
+            _result(row),
             _of(row, sweep),
             number(row.steps, 1),
             duration(row.seconds),
@@ -194,6 +220,12 @@ def brief(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]
 def _from_best(rows: Sequence[Row]) -> list[Pair | None]:
     """Each row's difference from the first; None for the first itself and where no seed is shared."""
     return [None if row is rows[0] else row.against(rows[0]) for row in rows]
+
+
+def _result(row: Row) -> str:
+    if not row.measured:
+        return "not measured"
+    return f"diverged, {_accuracy(row.last10)}" if row.diverged else _accuracy(row.last10)
 
 
 def _of(row: Row, sweep: Sweep) -> str:
@@ -309,7 +341,7 @@ def _csv(sweep: Sweep, ranked: Sequence[Ranking]) -> str:
         for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
             point = whole[row.point.cells[0].hash]
             measured = [
-                place if row.measured else "",
+                place if row.ranked else "",
                 *([point.case] if cases else []),
                 *(point.values[key] for key in sweep.axes),
                 " ".join(map(str, row.measured)),
