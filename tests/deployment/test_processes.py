@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 
 from feddure.deployment import processes
 from feddure.deployment.processes import Ended, Process, Together, signals_as_ended, wait_until
+from feddure.deployment.tether import tethered
 from feddure.errors import RunError
 
 SLEEP = [sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(600)"]
@@ -70,6 +72,46 @@ def test_what_a_killed_process_leaves_behind_ends_too(tmp_path: Path, monkeypatc
     while is_alive(child) and time.monotonic() < limit:
         time.sleep(0.02)
     assert not is_alive(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_process_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from feddure.deployment.processes import Process\n"
+        f"child = Process({SLEEP!r}, os.environ, Path({str(tmp_path / 'log')!r}))\n"
+        "print(child.popen.pid, flush=True); time.sleep(600)"
+    )
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "parent") as parent:
+        child = int(said(parent))
+        limit = time.monotonic() + 30
+        while not (tmp_path / "log").read_text() and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert is_alive(child)
+        parent.popen.kill()
+        while is_alive(child) and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert not is_alive(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    command = tethered([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
+    position = command.index(str(os.getpid()))
+    command[position] = "1"  # as if this process had been somebody else's, and gone
+    assert subprocess.run(command, check=False).returncode == 0
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("proc", [True, False])
+def test_a_process_is_known_by_when_it_began(monkeypatch: pytest.MonkeyPatch, proc: bool) -> None:
+    if not proc:
+        monkeypatch.setattr(processes.Path, "exists", lambda self: False)  # as on systems without /proc
+    with Process(SLEEP, os.environ) as process:
+        pid = process.popen.pid
+        assert processes.began(pid)
+        assert processes.began(pid) == processes.began(pid)
+    assert processes.began(pid) is None
 
 
 def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

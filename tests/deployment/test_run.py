@@ -16,6 +16,7 @@ from feddure.deployment.processes import Ended, free_port
 from feddure.deployment.run import Options
 from feddure.errors import ConfigError, RunError
 from feddure.federation.flower import run_config
+from feddure.federation.flower.description import Description
 
 
 @pytest.fixture
@@ -23,6 +24,14 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a server ran."""
     monkeypatch.setattr(run, "is_listening", lambda *_: True)
     monkeypatch.setattr(status, "is_listening", lambda *_: True)
+
+
+def begin(place: Path, agreed: Description, done: int = 0, **options: object) -> None:
+    """Leave what a run leaves that was started with these options and did so many rounds."""
+    place.mkdir(exist_ok=True)
+    found = run_config.read(options | {"description": agreed.to_yaml()}).experiment
+    (place / "config.yaml").write_text(found.model_copy(update={"unlabelled_batch": 7}).to_yaml())
+    (place / "metrics.jsonl").write_text("".join(json.dumps({"round": 1 + number}) + "\n" for number in range(done)))
 
 
 def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
@@ -63,15 +72,66 @@ class TestRefusals:
             run.run(own, Options(sets=("modle=cnn",)), own.runs / "a", print)
         assert ledger.read(own) == []
 
-    def test_a_test_folder_that_is_not_there(self, own: ServerFolder) -> None:
-        with pytest.raises(RunError, match="--test nowhere"):
-            run.run(own, Options(tests=Path("nowhere")), own.runs / "a", print)
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            (Options(tests=Path("nowhere")), r"--test .*nowhere: there is no such folder"),
+            (Options(method="fedur"), "method 'fedur'.*did you mean 'feddure'"),
+            (Options(sets=("model=cn",)), "model 'cn'.*did you mean 'cnn'"),
+            (Options(dp_epsilon=0.5), "dp-epsilon was given without clip-norm"),
+            (Options(dp_epsilon=0.5, clip_norm=1.0), "--dp-epsilon: batch-norm statistics.*--set norm=group"),
+            (Options(dp_epsilon=2.0, clip_norm=1.0), "dp-epsilon: 2.0 was given, expected at most 1"),
+            (Options(minimum_sites=7), "--minimum-sites 7: the federation 'trees' has 2 sites"),
+        ],
+    )
+    def test_a_run_that_would_fail_is_not_handed_in(
+        self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch, options: Options, problem: str
+    ) -> None:
+        monkeypatch.setattr(Control, "runs", lambda self: [])
+        monkeypatch.setattr(Control, "start", lambda self, options: pytest.fail("a run was handed in"))
+        with pytest.raises(ConfigError, match=problem):
+            run.run(own, options, own.runs / "a", print)
 
-    def test_a_run_that_is_there_already(self, own: ServerFolder) -> None:
-        (own.runs / "a").mkdir()
-        (own.runs / "a" / "config.yaml").write_text("")
+    @pytest.mark.parametrize(
+        ("file", "problem"),
+        [
+            ("elms/1.png", "'elms' is no folder of a class.*did you mean 'elm'"),
+            ("1.png", "'1.png' is no folder of a class"),
+            ("elm/.hidden", "no file is there"),
+        ],
+    )
+    def test_a_wrong_test_folder(self, own: ServerFolder, tmp_path: Path, file: str, problem: str) -> None:
+        path = tmp_path / "tests" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+        with pytest.raises(ConfigError, match=f"--test .*tests: {problem}"):
+            run.run(own, Options(tests=tmp_path / "tests"), own.runs / "a", print)
+
+    def test_a_run_that_is_there_already(self, own: ServerFolder, agreed: Description) -> None:
+        begin(own.runs / "a", agreed)
         with pytest.raises(RunError, match="add --resume"):
             run.run(own, Options(), own.runs / "a", print)
+
+    def test_a_run_is_not_resumed_with_other_options(
+        self, own: ServerFolder, agreed: Description, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = own.runs / "a"
+        ledger.note(own, Entry("7", str(place), {"rounds": 40}))
+        begin(place, agreed, done=3, rounds=40)
+        monkeypatch.setattr(Control, "runs", lambda self: [])
+        with pytest.raises(RunError, match=r"\(rounds: 40 there, 60 given\); resume without those options"):
+            run.run(own, Options(resume=True, rounds=60), place, print)
+        assert len(ledger.read(own)) == 1
+        asked: list[dict] = []
+
+        def start(self: Control, options: dict) -> str:
+            asked.append(options)
+            raise RunError("handed in")
+
+        monkeypatch.setattr(Control, "start", start)
+        with pytest.raises(RunError, match="handed in"):
+            run.run(own, Options(resume=True), place, print)
+        assert asked == [{"rounds": 40, "run-folder": str(place), "resume": True}]
 
     def test_nothing_to_resume(self, own: ServerFolder) -> None:
         with pytest.raises(RunError, match="no run is there to resume"):
@@ -99,12 +159,22 @@ class TestEnds:
         monkeypatch.setattr(Control, "runs", states)
         monkeypatch.setattr(run.time, "sleep", lambda seconds: None)
 
+    @pytest.mark.parametrize("begun", [True, False])
     def test_a_crash_behind_a_clean_log_is_an_error(
-        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
+        self,
+        own: ServerFolder,
+        agreed: Description,
+        started: list[dict],
+        monkeypatch: pytest.MonkeyPatch,
+        begun: bool,
     ) -> None:
         self.end(monkeypatch, "running", "finished:failed")
-        with pytest.raises(RunError, match=r"run 7 did not complete \(finished:failed: it broke\).*flwr log 7"):
+        if begun:
+            monkeypatch.setattr(run, "_stream", lambda *_: begin(own.runs / "a", agreed))
+        expected = r"run 7 did not complete \(finished:failed: it broke\).*flwr log 7"
+        with pytest.raises(RunError, match=expected) as problem:
             run.run(own, Options(rounds=2), own.runs / "a", print)
+        assert ("--resume" in str(problem.value)) == begun
         assert started == [{"rounds": 2, "run-folder": str(own.runs / "a"), "resume": False}]
 
     def test_a_run_whose_program_was_ended_says_where_to_look(
@@ -140,14 +210,13 @@ class TestEnds:
             run.run(own, Options(), place, print)
 
     def test_resuming_asks_for_what_was_asked_before(
-        self, own: ServerFolder, started: list[dict], monkeypatch: pytest.MonkeyPatch
+        self, own: ServerFolder, agreed: Description, started: list[dict], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place = own.runs / "a"
         self.end(monkeypatch, "finished:stopped", "finished:stopped")
         with pytest.raises(RunError, match="finished:stopped"):
             run.run(own, Options(method="fedavg", rounds=2), place, print)
-        place.mkdir()
-        (place / "config.yaml").write_text("")
+        begin(place, agreed, method="fedavg", rounds=2)
         with pytest.raises(RunError, match="finished:stopped"):
             run.run(own, Options(resume=True), place, print)
         assert started[1] == {"method": "fedavg", "rounds": 2, "run-folder": str(place), "resume": True}
@@ -223,6 +292,21 @@ class TestCtrlC:
         with pytest.raises(Ended):
             run.run(own, Options(), own.runs / "a", shown.append)
         assert stopped == ["7"]
+        assert not any("--resume" in line for line in shown)
+
+    def test_a_run_that_had_begun_can_be_gone_on_with(
+        self, own: ServerFolder, agreed: Description, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stream(*_: object) -> None:
+            begin(own.runs / "a", agreed)
+            raise Ended(signal.SIGINT)
+
+        monkeypatch.setattr(Control, "runs", lambda self: [])
+        monkeypatch.setattr(Control, "start", lambda self, options: "7")
+        monkeypatch.setattr(run, "_stream", stream)
+        shown: list[str] = []
+        with pytest.raises(Ended):
+            run.run(own, Options(), own.runs / "a", shown.append)
         assert shown[-1].startswith("go on with: feddure federate run")
 
     def test_while_it_is_handed_in_only_the_new_run_is_stopped(
@@ -279,10 +363,11 @@ def ended(*_: object) -> None:
 
 
 @pytest.mark.usefixtures("answering")
-def test_a_run_that_is_still_going_on_is_not_resumed(own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_still_going_on_is_not_resumed(
+    own: ServerFolder, agreed: Description, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = own.runs / "a"
-    place.mkdir()
-    (place / "config.yaml").write_text("")
+    begin(place, agreed)
     ledger.note(own, Entry("7", str(place), {}))
     monkeypatch.setattr(Control, "runs", lambda self: [RunState("7", "running", 1.0)])
     monkeypatch.setattr(Control, "start", lambda self, options: pytest.fail("a second run was started"))
@@ -315,6 +400,23 @@ def test_the_ledger_keeps_every_start(own: ServerFolder) -> None:
     own.ledger.write_text("[")
     with pytest.raises(RunError, match=r"runs\.json: cannot be read"):
         ledger.read(own)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "starts", "expected"),
+    [
+        (40, [("first", 0), ("second", 20), ("did nothing", 40)], "second"),
+        (20, [("first", 0), ("did nothing", 20), ("neither", 20)], "first"),
+        (0, [("removed", 0), ("removed too", 20), ("again from nothing", 0)], "again from nothing"),
+    ],
+)
+def test_resuming_goes_by_the_last_start_that_did_a_round(
+    own: ServerFolder, agreed: Description, rounds: int, starts: list[tuple[str, int]], expected: str
+) -> None:
+    begin(own.runs / "a", agreed, rounds)
+    for name, before in starts:
+        ledger.note(own, Entry(name, str(own.runs / "a"), {"named": name}, before))
+    assert ledger.last_options(own, own.runs / "a") == {"named": expected}
 
 
 def test_status_joins_what_flower_and_the_folders_know(

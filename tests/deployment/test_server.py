@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from feddure.deployment.certificates import CertificateError
 from feddure.deployment.control import Control, Node, RunState
 from feddure.deployment.gate import Visit
 from feddure.deployment.layout import ServerFolder, Settings, read_settings, write_settings
-from feddure.deployment.processes import Ended, free_port
+from feddure.deployment.processes import Ended, began, free_port
 from feddure.errors import RunError
 
 
@@ -257,6 +258,13 @@ def test_an_ended_certificate_keeps_the_server_from_starting(
 def test_a_server_key_that_others_can_read_is_refused(own: ServerFolder) -> None:
     own.key.chmod(0o640)
     with pytest.raises(CertificateError, match="chmod 600"):
+        start(own)
+
+
+def test_a_server_that_runs_already_is_named(own: ServerFolder) -> None:
+    parent = os.getppid()
+    own.running.write_text(json.dumps([{"pid": parent, "name": "feddure", "began": began(parent)}]))
+    with pytest.raises(RunError, match=f"the server of {own.root} runs on this machine already.*`kill {parent}`"):
         start(own)
 
 

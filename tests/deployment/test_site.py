@@ -1,5 +1,7 @@
 """A site that joins: what it looks at first, and how it comes back after a crash."""
 
+import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -12,8 +14,8 @@ from feddure.deployment import site
 from feddure.deployment.check import CheckUp, check
 from feddure.deployment.connection import Reached
 from feddure.deployment.layout import Bundle, ServerFolder
-from feddure.deployment.processes import Together
-from feddure.errors import RunError
+from feddure.deployment.processes import Together, began
+from feddure.errors import ConfigError, RunError
 
 
 class Ending:
@@ -166,6 +168,54 @@ def test_a_problem_of_the_site_keeps_it_from_starting(
     with pytest.raises(RunError, match="chmod 600"):
         site.start(own.bundle("north"), "north", images, {}, print)
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"device": "cud"}, "engine.device: 'cud' was given"),
+        ({"dp-epsilon": 0.5}, "dp-epsilon was given without clip-norm"),
+        ({"dp-epsilon": 2.0, "clipping-norm": 1.0}, "dp-epsilon: 2.0 was given, expected at most 1"),
+        ({"clipping-norm": -1.0}, "clip-norm: -1.0 was given"),
+    ],
+)
+def test_options_that_would_fail_in_every_round_keep_a_site_from_starting(
+    own: ServerFolder,
+    images: Path,
+    started: list[Ending],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    problem: str,
+) -> None:
+    answer(monkeypatch, "ok")
+    with pytest.raises(ConfigError, match=problem):
+        site.start(own.bundle("north"), "north", images, options, print)
+    assert started == []
+
+
+def test_a_site_is_not_started_twice_on_a_machine(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    bundle = own.bundle("north")
+    bundle.state.mkdir()
+    parent = os.getppid()
+    noted = [{"pid": parent, "name": "feddure", "began": began(parent)}]
+    bundle.running.write_text(json.dumps(noted))
+    with pytest.raises(RunError, match=f"site north runs on this machine already.*`kill {parent}`"):
+        site.join(bundle, "north", images, {}, print)
+    assert started == []
+    assert json.loads(bundle.running.read_text()) == noted
+
+
+def test_a_link_to_nothing_is_left_out_as_in_the_check(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    (images / "unlabelled" / "broken.png").symlink_to("nowhere.png")
+    assert check(own.bundle("north"), "north", images, connect=False).passed
+    site.start(own.bundle("north"), "north", images, {}, print)
+    assert len(supernodes(started)) == 1
 
 
 class Clock:

@@ -84,6 +84,11 @@ class ServerFolder:
         return self.server / "runs.json"
 
     @property
+    def running(self) -> Path:
+        """Which processes are at work as this server."""
+        return self.server / "running.json"
+
+    @property
     def runs(self) -> Path:
         return self.root / "runs"
 
@@ -148,6 +153,11 @@ class Bundle:
     def state(self) -> Path:
         """What the site must remember between rounds and restarts; it never leaves the site."""
         return self.root / "state"
+
+    @property
+    def running(self) -> Path:
+        """Which processes are at work for this site."""
+        return self.state / "running.json"
 
     @property
     def cache(self) -> Path:

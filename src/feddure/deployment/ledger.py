@@ -8,6 +8,7 @@ from typing import Any
 from feddure.deployment.layout import ServerFolder
 from feddure.errors import RunError
 from feddure.files import write_whole
+from feddure.tracking import records
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Entry:
     run: str
     folder: str
     options: dict[str, Any]
+    rounds: int = 0  # that were done before it
 
 
 def read(folder: ServerFolder) -> list[Entry]:
@@ -43,8 +45,19 @@ def last(folder: ServerFolder, run_folder: Path) -> Entry | None:
 
 
 def last_options(folder: ServerFolder, run_folder: Path) -> dict[str, Any]:
-    """What the run in a folder was asked for when it was last started."""
-    entry = last(folder, run_folder)
-    if entry is None:
+    """What the run in a folder was asked for at the last start that did a round, or at the last where none did."""
+    starts = [entry for entry in read(folder) if Path(entry.folder) == run_folder]
+    if not starts:
         raise RunError(f"{run_folder}: not a run of this federation; give the options it was started with")
-    return entry.options
+    # Who starts from nothing may do so in the folder of an earlier run that was removed.
+    starts = starts[max((i for i, entry in enumerate(starts) if not entry.rounds), default=0) :]
+    after = [*(entry.rounds for entry in starts[1:]), rounds_done(run_folder)]
+    useful = [entry for entry, reached in zip(starts, after, strict=True) if reached > entry.rounds]
+    return (useful or starts)[-1].options
+
+
+def rounds_done(run_folder: Path) -> int:
+    """The last round in a run's folder."""
+    metrics = run_folder / records.METRICS
+    done = records.read(metrics) if metrics.exists() else []
+    return done[-1]["round"] if done else 0

@@ -1,6 +1,8 @@
 """Processes that are ended with what started them."""
 
+import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from feddure.deployment.printable import printable
+from feddure.deployment.tether import tethered
 from feddure.errors import RunError
 
 POLL_SECONDS = 0.2
@@ -32,7 +35,10 @@ class Ended(BaseException):
 
 
 class Process:
-    """A child process in a session of its own, so that only its parent decides when it ends."""
+    """A child process in a session of its own, so that only its parent decides when it ends.
+
+    On Linux it also ends where its parent was killed; elsewhere it is found by the next start (see `running`).
+    """
 
     def __init__(
         self,
@@ -49,8 +55,10 @@ class Process:
         self._log: IO[bytes] | None = log.open("ab") if log is not None else None
         self._begin = log.stat().st_size if log is not None else 0
         try:
+            if shutil.which(command[0], path=environment.get("PATH")) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             self.popen = subprocess.Popen(
-                command,
+                tethered(list(command)),
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -190,6 +198,17 @@ def _see(pid: int) -> _Seen | None:
     except OSError:
         return None
     return None if fields[0] == "Z" else _Seen(int(fields[1]), int(fields[3]), fields[19])
+
+
+def began(pid: int) -> str | None:
+    """When a living process began, in the system's own words; None where it has ended or nobody can say."""
+    if Path("/proc/self/stat").exists():
+        seen = _see(pid)
+        return seen.start if seen is not None else None
+    if os.name == "nt":
+        return None
+    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None
 
 
 def _outlive(processes: Mapping[int, str]) -> None:

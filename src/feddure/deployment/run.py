@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddure.deployment import commands, ledger
+from feddure.deployment import commands, ledger, trial
 from feddure.deployment.control import Control, RunState, Show
 from feddure.deployment.layout import ServerFolder, join_address, read_settings
 from feddure.deployment.printable import printable
@@ -72,20 +72,22 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
     description = folder.read()
     run_folder = run_folder.resolve()
     _expect_server(folder)
-    _expect_place(run_folder, options.resume)
-    if options.tests is not None and not options.tests.is_dir():
-        raise RunError(f"--test {options.tests}: there is no such folder; expected <class>/ folders with images in it")
+    if options.resume and not _is_begun(run_folder):
+        raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
     earlier = ledger.last_options(folder, run_folder) if options.resume else {}
     wanted = earlier | options.run_config()
-    run_config.read(wanted | {"description": description.to_yaml()})  # a mistake is told before a run is started
+    here = {"run-folder": str(run_folder), "resume": options.resume}
+    # A mistake is told before a run is started, and before it is noted as what the run was asked for.
+    trial.try_run(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
     control = Control(folder, show)
     before = control.runs()
     _expect_over(folder, run_folder, before)
     go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
     number: str | None = None
     try:
-        number = control.start(wanted | {"run-folder": str(run_folder), "resume": options.resume})
-        ledger.note(folder, ledger.Entry(number, str(run_folder), wanted))
+        done = ledger.rounds_done(run_folder)
+        number = control.start(wanted | here)
+        ledger.note(folder, ledger.Entry(number, str(run_folder), wanted, done))
         with _telling_what_it_waits_for(control, number, folder, show):
             state = _watch(control, number, show)
     except Ended:  # Ctrl-C here is meant for the run at the SuperLink
@@ -93,19 +95,20 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
             _stop(control, _nobodys(control, folder, {each.run for each in before}, show), show)
         else:
             _stop(control, [number], show)
-            show(go_on)
+            if _is_begun(run_folder):
+                show(go_on)
         raise
     except _ServerGone as gone:
-        begun = (run_folder / records.CONFIG).exists()
-        next_step = go_on if begun else f"see whether the run begins by itself: feddure federate status {folder.root}"
+        look = f"see whether the run begins by itself: feddure federate status {folder.root}"
+        next_step = go_on if _is_begun(run_folder) else look
         raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     if not state.completed:
         details = _IN_OUR_WORDS.get(state.details, state.details)
         reason = f": {details}" if details else ""
         raise RunError(
             f"run {number} did not complete ({state.status}{reason}). Its log is above, and again with "
-            f"`FLWR_HOME={folder.flower_home} flwr log {number} {commands.CONNECTION} --show`\n"
-            f"Where rounds were done, {go_on}"
+            f"`FLWR_HOME={folder.flower_home} flwr log {number} {commands.CONNECTION} --show`"
+            + (f"\n{go_on}" if _is_begun(run_folder) else "")
         )
     return records.read_run(run_folder)
 
@@ -125,12 +128,9 @@ def _expect_server(folder: ServerFolder) -> None:
         )
 
 
-def _expect_place(run_folder: Path, resume: bool) -> None:
-    there = (run_folder / records.CONFIG).exists()
-    if resume and not there:
-        raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
-    if there and not resume:
-        raise RunError(f"{run_folder}: a run is there already; choose another --out, or add --resume to go on with it")
+def _is_begun(run_folder: Path) -> bool:
+    """Whether a folder holds a run that can be resumed."""
+    return (run_folder / records.CONFIG).exists()
 
 
 def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunState]) -> None:

@@ -13,6 +13,7 @@ from feddure.deployment.control import Control, Show
 from feddure.deployment.gate import Gate, RunningGate, Visit, visitor
 from feddure.deployment.layout import ServerFolder, join_address, read_settings
 from feddure.deployment.processes import POLL_SECONDS, Process, expect_free, is_listening, wait_until
+from feddure.deployment.running import alone, note
 from feddure.deployment.superexec import SuperExec
 from feddure.errors import RunError
 from feddure.federation.flower.description import Description
@@ -40,17 +41,16 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Runn
     port = description.server.port
     if settings.secure:
         _expect_certificates(folder, show)
-    expect_free(
-        commands.LOOPBACK,
-        settings.control_port,
-        "is the server running already, or a SuperLink of one that was killed?",
-    )
-    expect_free(host, port, "is it in use, or not this machine's address? `--host ADDRESS` names the address to bind")
-    control = Control(folder, show)
     with ExitStack() as ending:
+        ending.enter_context(alone(folder.running, f"the server of {folder.root}"))
+        expect_free(commands.LOOPBACK, settings.control_port, "is another server running, or was one killed?")
+        there = "is it in use, or not this machine's address? `--host ADDRESS` names the address to bind"
+        expect_free(host, port, there)
+        control = Control(folder, show)
         command = commands.superlink(folder, settings.control_port, settings.secure)
         show("$ " + commands.shown(command))
         superlink = ending.enter_context(Process(command, control.environment, folder.log))
+        note(folder.running, superlink)  # its SuperExec ends with it
         wait_until(lambda: is_listening(commands.LOOPBACK, settings.control_port), superlink, "flower-superlink")
         if settings.secure:
             control.register(description.sites)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feddure.deployment import commands, guard
+from feddure.deployment import commands, guard, running, trial
 from feddure.deployment.check import check
 from feddure.deployment.connection import reach
 from feddure.deployment.control import Show
@@ -20,6 +20,12 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
 
 def join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show: Show) -> None:
     """Take part in the federation until told to end; comes back after a crash."""
+    _make_private(bundle.state)
+    with running.alone(bundle.running, f"site {site}"):
+        _join(bundle, site, data, options, show)
+
+
+def _join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show: Show) -> None:
     failing_since = time.monotonic()
     while True:
         began = time.monotonic()
@@ -58,6 +64,7 @@ def start(
     first one was at work. So both end with either.
     """
     bundle = Bundle(bundle.root.resolve())  # the SuperNode starts in another folder
+    trial.try_site(options)
     _make_private(bundle.state)
     found = check(bundle, site, data, connect=False, cache=bundle.cache)
     for finding in found.findings:
@@ -87,10 +94,12 @@ def start(
     try:
         # Flower does not encrypt what these two say to each other on the loopback address.
         command = commands.superexec(port, supernode.popen.pid, authority=None)
-        return Together(supernode, Process(command, surroundings, log, bundle.flower_home))
+        superexec = Process(command, surroundings, log, bundle.flower_home)
+        running.note(bundle.running, supernode, superexec)
     except BaseException:
-        supernode.end()
+        supernode.end()  # and with it the SuperExec
         raise
+    return Together(supernode, superexec)
 
 
 def _make_private(folder: Path) -> None:

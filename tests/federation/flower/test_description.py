@@ -1,5 +1,7 @@
 """federation.yaml: what it says, and what people are told when it says something else."""
 
+import unicodedata
+
 import pytest
 
 from feddure.errors import ConfigError
@@ -30,6 +32,14 @@ def test_a_description_is_read_with_its_defaults(tmp_path):
     assert found.timeout_seconds == 600
     assert found.server.host == "127.0.0.1"
     assert (found.client("berlin"), found.client("lyon")) == (0, 1)
+
+
+def test_classes_typed_on_a_mac_are_the_same_classes():
+    umlaut = changed("benign", "gutartig, Läsion")
+    assert (
+        descriptions.parse(unicodedata.normalize("NFD", umlaut)).fingerprint()
+        == descriptions.parse(umlaut).fingerprint()
+    )
 
 
 def test_yaml_round_trip_is_exact():

@@ -1,6 +1,7 @@
 """A site's folder: what is taken, what is refused, what is left out, and what is kept in the cache."""
 
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
@@ -51,6 +52,12 @@ def test_a_class_that_the_description_does_not_name_is_refused(folder):
     (folder / "labelled" / "A").mkdir()
     with pytest.raises(DataError, match=r"labelled/A: .* has no class 'A'; there are: a, b, c, d; did you mean 'a'\?"):
         load(folder)
+
+
+def test_a_class_folder_made_on_a_mac_is_its_class(folder):
+    (folder / "labelled" / "a").rename(folder / "labelled" / unicodedata.normalize("NFD", "Läsion"))
+    umlaut = federated.DESCRIPTION.model_copy(update={"classes": ("Läsion", "b", "c", "d")})
+    assert site_data.load(folder, umlaut).counts()["Läsion"] > 0
 
 
 def test_a_misspelt_part_is_refused(folder):

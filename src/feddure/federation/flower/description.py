@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from feddure.data.sources.listing import composed
 from feddure.errors import ConfigError
 
 FILE_NAME = "federation.yaml"
@@ -61,7 +62,7 @@ class Description(_Section):
         for name in classes:
             if not name or name != name.strip() or name.startswith(".") or re.search(r'[/\\<>:"|?*\x00-\x1f]', name):
                 raise ValueError(f"'{name}' cannot be the name of a folder, expected names of the class folders")
-        return _expect_different(classes)
+        return _expect_different(tuple(map(composed, classes)))
 
     @field_validator("sites")
     @classmethod

@@ -21,7 +21,7 @@ import numpy as np
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources import images as image_files
 from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.listing import entries, files_below
+from feddure.data.sources.listing import entries, files_below, name_of
 from feddure.errors import DataError
 from feddure.federation.flower import private
 from feddure.federation.flower.description import Description, did_you_mean
@@ -151,16 +151,17 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
                 DataError(f"{entry}: expected only folders here; move it into the folder of its class"),
                 f"a file in {part}/ that is in no class folder",
             )
-        if entry.name not in description.classes:
+        kind = name_of(entry)
+        if kind not in description.classes:
             raise sayable(
                 DataError(
-                    f"{entry}: the federation '{description.name}' has no class '{entry.name}'; there are: "
-                    f"{', '.join(description.classes)}{did_you_mean(entry.name, description.classes)}"
+                    f"{entry}: the federation '{description.name}' has no class '{kind}'; there are: "
+                    f"{', '.join(description.classes)}{did_you_mean(kind, description.classes)}"
                 ),
                 "a class folder that the federation does not have",
             )
         for path in files_below(entry):
-            yield _File(path, part, entry.name)
+            yield _File(path, part, kind)
 
 
 def _decode(
@@ -224,12 +225,13 @@ def _assemble(
 def _key(folder: Path, files: Sequence[_File], description: Description) -> str:
     digest = hashlib.sha256(f"{_FORMAT} {description.size} {description.fingerprint()}".encode())
     for file in files:
+        name = file.path.relative_to(folder).as_posix()
         try:
             about = file.path.stat()
-        except OSError as error:
-            raise DataError(f"{file.path}: cannot be read ({error.strerror})") from None
-        name = file.path.relative_to(folder).as_posix()
-        digest.update(json.dumps([name, about.st_size, about.st_mtime_ns]).encode())
+            found = [name, about.st_size, about.st_mtime_ns]
+        except OSError:  # a link to nothing, say: it is left out with the other unreadable ones
+            found = [name]
+        digest.update(json.dumps(found).encode())
     return digest.hexdigest()
 
 
