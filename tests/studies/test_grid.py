@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 import tiny
+from feddure.errors import ConfigError, FeddureWarning
 from feddure.federation import runs
 from feddure.federation.lanes import Lanes
+from feddure.methods import METHODS
+from feddure.methods.fedavg import FedAvg
 from feddure.studies import grid
 from feddure.studies.cells import Cell, Store
+from feddure.studies.grid_failures import CellsFailed
 
 IMAGES = tiny.dataset()
 
@@ -35,7 +39,7 @@ class Count:
     """Counts what a grid does."""
 
     def __init__(self):
-        self.groups, self.finished = [], []
+        self.groups, self.finished, self.lost = [], [], []
 
     def group_begins(self, federations):
         self.groups.append([f.experiment.method for f in federations])
@@ -45,6 +49,9 @@ class Count:
 
     def cell_done(self, cell, measurement):
         self.finished.append(cell.hash)
+
+    def cells_lost(self, cells):
+        self.lost += [cell.hash for cell in cells]
 
 
 def findings(store, wanted):
@@ -134,6 +141,15 @@ def test_a_cell_says_when_it_was_started(tmp_path, monkeypatch):
     assert Store(tmp_path).find(one).environment["started"] == "after 0 steps"
 
 
+@pytest.mark.filterwarnings("ignore:.*are not finite")
+def test_a_cell_says_how_many_updates_were_left_out(tmp_path):
+    sane, mad = cells("fedavg", seeds=(0,)), cells("fedavg", seeds=(0,), **{"optimizer.learning_rate": 1e300})
+    store = Store(tmp_path)
+    grid.measure([*sane, *mad], store, load)
+    assert store.find(sane[0]).left_out == 0
+    assert store.find(mad[0]).left_out == 1
+
+
 def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(grid, "CHECKPOINT_SECONDS", 0.0)
@@ -174,6 +190,121 @@ def test_a_kill_at_any_moment_loses_no_finished_cell_and_repeats_none(tmp_path):
     told = (tmp_path / "finished.txt").read_text().split()
     assert len(told) == len(set(told))
     assert not (tmp_path / "unfinished").exists()
+
+
+class Raises(FedAvg):
+    """Fails on the seed and in the round that it is told."""
+
+    def step(self, client, batch):
+        if client.key[:2] == tuple(self.experiment.options["at"]):
+            raise OSError("a mistake\nin several lines")
+        return super().step(client, batch)
+
+
+@pytest.fixture
+def raises(monkeypatch):
+    monkeypatch.setitem(METHODS, "raises", Raises)
+
+
+@pytest.mark.usefixtures("raises")
+def test_an_error_in_code_ends_only_its_cell(tmp_path):
+    wanted = [*cells("raises", options={"at": [0, 1]}), *cells("fedavg-matched")]
+    store, watch = Store(tmp_path), Count()
+    note = rf"^cell raises seed 0 \({wanted[0].hash}\): OSError: a mistake$"
+    with pytest.warns(FeddureWarning, match=note), pytest.raises(CellsFailed) as caught:
+        grid.measure(wanted, store, load, watcher=watch)
+    assert [failure.cell for failure in caught.value.failures] == wanted[:1]
+    assert [store.has(cell) for cell in wanted] == [False, True, True, True]
+    assert watch.lost == [wanted[0].hash]
+    assert watch.finished == [cell.hash for cell in wanted[1:]]
+    assert not (tmp_path / "unfinished").exists()
+    told = str(caught.value).splitlines()
+    assert told[0] == f"an error in code ended cell raises seed 0 ({wanted[0].hash}):"
+    assert told[1] == "Traceback (most recent call last):"
+    assert told[2].startswith(f'  File "{__file__}", line ')
+    assert "the same command tries it again" in told[-1]
+
+
+@pytest.mark.usefixtures("raises")
+def test_of_cells_that_share_lanes_only_those_with_the_error_fail(tmp_path):
+    wanted = cells("raises", seeds=(0, 1, 2), options={"at": [1, 2]})
+    store, watch = Store(tmp_path / "together"), Count()
+    with (
+        pytest.warns(FeddureWarning, match="^3 cells raises seed .*: OSError: a mistake; each is tried by itself$"),
+        pytest.warns(FeddureWarning, match="^cell raises seed 1 "),
+        pytest.raises(CellsFailed, match="an error in code ended cell raises seed 1"),
+    ):
+        grid.measure(wanted, store, load, together=3, watcher=watch)
+    assert [len(group) for group in watch.groups] == [3, 1, 1, 1]
+    assert watch.finished == [wanted[0].hash, wanted[2].hash]
+    good, alone = [wanted[0], wanted[2]], Store(tmp_path / "alone")
+    grid.measure(good, alone, load)
+    assert findings(store, good) == findings(alone, good)
+
+
+@pytest.mark.usefixtures("raises")
+def test_a_cell_that_was_finished_before_the_others_failed_counts_once(tmp_path):
+    options = {"at": [1, 3]}
+    wanted = [*cells("raises", seeds=(0,), rounds=1, options=options), *cells("raises", seeds=(1,), options=options)]
+    watch = Count()
+    with pytest.warns(FeddureWarning, match="seed 1 "), pytest.raises(CellsFailed):
+        grid.measure(wanted, Store(tmp_path), load, together=2, watcher=watch)
+    assert watch.finished == [wanted[0].hash]
+
+
+@pytest.mark.usefixtures("raises")
+def test_a_failed_cell_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    (one,) = cells("raises", seeds=(0,), options={"at": [0, 3]})
+    store, whole = Store(tmp_path / "failed"), Store(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(grid, "_WRITING", 1e9)
+        with pytest.warns(FeddureWarning), pytest.raises(CellsFailed):
+            grid.measure([one], store, load)
+    monkeypatch.setattr(Raises, "step", FedAvg.step)
+    trained = steps_of(monkeypatch)
+    grid.measure([one], store, load)
+    assert len(trained) == 3  # the clients of the last round
+    grid.measure([one], whole, load)
+    assert findings(store, [one]) == findings(whole, [one])
+
+
+@pytest.mark.usefixtures("raises")
+def test_a_stop_in_the_step_that_fails_is_heard(tmp_path, monkeypatch):
+    def step(self, client, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(Raises, "step", step)
+    watch = Count()
+    with pytest.raises(grid.GridStopped):
+        grid.measure(cells("raises", "fedavg"), Store(tmp_path), load, watcher=watch)
+    assert watch.groups == [["raises"]]
+
+
+@pytest.mark.parametrize("error", [ConfigError, MemoryError])
+@pytest.mark.usefixtures("raises")
+def test_what_concerns_all_cells_ends_the_grid(tmp_path, monkeypatch, error):
+    def step(self, client, batch):
+        raise error("what all cells share")
+
+    monkeypatch.setattr(Raises, "step", step)
+    watch = Count()
+    with pytest.raises(error, match="what all cells share"):
+        grid.measure(cells("raises", "fedavg"), Store(tmp_path), load, watcher=watch)
+    assert watch.groups == [["raises"]]
+
+
+@pytest.mark.usefixtures("raises")
+def test_an_error_that_takes_the_gpu_away_ends_the_grid(tmp_path, monkeypatch):
+    wanted = [*cells("raises", seeds=(0, 1), options={"at": [0, 1]}), *cells("fedavg")]
+    monkeypatch.setattr(grid.grid_failures, "is_usable", lambda device: False)
+    with (
+        pytest.warns(FeddureWarning),
+        pytest.raises(CellsFailed, match="2 other cells were not tried; --pro") as caught,
+    ):
+        grid.measure(wanted, Store(tmp_path), load, together=2)
+    assert [failure.cell for failure in caught.value.failures] == wanted[:2]
 
 
 def test_time_is_shared_among_those_that_still_train(monkeypatch):

@@ -15,6 +15,7 @@ from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid
 from feddure.studies.cells import Cell, Store
 from feddure.studies.grid import program_of
+from feddure.studies.grid_failures import CellsFailed, loading
 from feddure.studies.grid_processes import choose, measure_in_processes
 from measured import found, here
 from waiting import until
@@ -37,6 +38,12 @@ class Faulty(FedAvg):
     def step(self, client, batch):
         raise EOFError("a mistake in a method")
 
+class Choosy(FedAvg):
+    def step(self, client, batch):
+        if client.key[0] == 1:
+            raise EOFError("a mistake in a method")
+        return super().step(client, batch)
+
 class Slow(FedAvg):
     def step(self, client, batch):
         pathlib.Path(self.experiment.options["began"], str(os.getpid())).touch()
@@ -45,6 +52,11 @@ class Slow(FedAvg):
 
 def unable(*_):
     os._exit(7)
+
+def work_without_gpu(*arguments):
+    from feddure.studies import grid_failures, grid_processes
+    grid_failures.is_usable = lambda device: False
+    grid_processes._work(*arguments)
 """
 
 DRIVER = """
@@ -173,11 +185,65 @@ def test_a_mistake_of_the_user_is_told_as_it_is(tmp_path, images):
         measure_in_processes(cells(0, **{"engine.device": "cuda"}), Store(tmp_path), lambda name: images, 2)
 
 
-def test_an_error_in_code_keeps_its_traceback(tmp_path, images, capfd):
-    wanted = cells(0, 1, method="some_methods:Faulty")
-    with pytest.raises(RuntimeError, match=r"(?s)in another process:.*some_methods\.py.*a mistake in a method"):
-        measure_in_processes(wanted, Store(tmp_path), lambda name: images, 2)
+def test_an_error_in_code_ends_only_its_cells(tmp_path, images, capfd):
+    bad, good = cells(3, 4, method="some_methods:Faulty"), cells(0, 1)
+    store, watcher = Store(tmp_path), Watcher()
+    with (
+        pytest.warns(FeddureWarning, match=f"^cell some_methods:Faulty seed 3 .{bad[0].hash}.: EOFError: a mistake in"),
+        pytest.warns(FeddureWarning, match="^cell some_methods:Faulty seed 4 "),
+        pytest.raises(CellsFailed, match=r"(?s)ended 2 cells.*\(most recent call last\):\n  File .*some_methods\.py"),
+    ):
+        measure_in_processes([*bad, *good], store, lambda name: images, 2, watcher=watcher)
+    assert [store.has(cell) for cell in (*bad, *good)] == [False, False, True, True]
+    assert sorted(watcher.lost) == sorted(cell.hash for cell in bad)
+    assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in good)
+    assert not (tmp_path / "unfinished").exists()
     assert capfd.readouterr().err == ""  # told once, here
+
+
+def test_cells_that_failed_together_are_tried_by_themselves(tmp_path, images):
+    wanted = cells(0, 1, method="some_methods:Choosy")
+    store, watcher = Store(tmp_path), Watcher()
+    with (
+        pytest.warns(FeddureWarning, match="^2 cells .* a method; each is tried by itself$"),
+        pytest.warns(FeddureWarning, match="^cell some_methods:Choosy seed 1 "),
+        pytest.raises(CellsFailed, match="ended cell some_methods:Choosy seed 1"),
+    ):
+        measure_in_processes(wanted, store, lambda name: images, 2, together=2, watcher=watcher)
+    assert watcher.began == [[(0, 0), (1, 0)], [(0, 0)], [(1, 0)]]
+    assert watcher.done == [(wanted[0].hash, wanted[0].hash)]
+
+
+def test_an_error_in_the_code_of_a_data_set_ends_only_its_cells(tmp_path, images):
+    def load(name):
+        with loading():
+            return images if name == "fashion-mini" else open_absent()
+
+    bad, good = cells(0, 1, dataset="fashion-mnist"), cells(0)
+    store = Store(tmp_path)
+    with (
+        pytest.warns(FeddureWarning, match=r"^cell fedavg seed . .*: FileNotFoundError: .*absent"),
+        pytest.raises(CellsFailed, match=r"(?s)ended 2 cells fedavg.*in open_absent"),
+    ):
+        measure_in_processes([*bad, *good], store, load, 2)
+    assert [store.has(cell) for cell in (*bad, *good)] == [False, False, True]
+
+
+def open_absent():
+    return Path("absent.npy").open()
+
+
+def test_a_process_that_cannot_use_its_gpu_any_more_is_replaced(tmp_path, images, monkeypatch):
+    import some_methods
+
+    monkeypatch.setattr("feddure.studies.grid_processes._work", some_methods.work_without_gpu)
+    bad, good = cells(3, 4, method="some_methods:Faulty", rounds=9), cells(0)  # those first: they cost most
+    store = Store(tmp_path)
+    with pytest.warns(FeddureWarning), pytest.raises(CellsFailed) as caught:
+        measure_in_processes([*bad, *good], store, lambda name: images, 1)
+    assert sorted(failure.cell.hash for failure in caught.value.failures) == sorted(cell.hash for cell in bad)
+    assert "a process ended before" not in str(caught.value)
+    assert store.has(good[0])
 
 
 def test_an_error_here_ends_the_processes(tmp_path):

@@ -14,6 +14,7 @@ import tiny
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid, spread
 from feddure.studies.cells import Cell, Store
+from feddure.studies.grid_failures import CellsFailed, loading
 from feddure.studies.spread import measure_on_ray
 from measured import found, here
 from waiting import until
@@ -32,6 +33,12 @@ class Fragile(FedAvg):
         if left:
             left[0].unlink()
             os._exit(1)
+        return super().step(client, batch)
+
+class Choosy(FedAvg):
+    def step(self, client, batch):
+        if client.key[0] == 1:
+            raise ValueError("a mistake")
         return super().step(client, batch)
 '''
 
@@ -199,6 +206,41 @@ def test_a_mistake_is_told_as_if_it_were_made_here(tmp_path, images):
     wanted = cells(0, **{"engine.device": "cuda"})
     with pytest.raises(ConfigError, match=r"engine\.device: cuda was given but no CUDA device is available"):
         measure_on_ray(wanted, Store(tmp_path), lambda name: images, "local")
+
+
+def test_an_error_in_code_ends_only_its_cells(tmp_path, images):
+    bad, good = cells(0, 1, 2, method="fragile:Choosy"), cells(0)
+    store, watcher = Store(tmp_path), Watcher()
+    with (
+        pytest.warns(FeddureWarning, match="^2 cells .* a mistake; each is tried by itself$"),
+        pytest.warns(FeddureWarning, match=f"^cell fragile:Choosy seed 1 .{bad[1].hash}.: ValueError: a mistake$"),
+        pytest.raises(
+            CellsFailed, match=r"(?s)ended cell fragile:Choosy seed 1.*last\):\n  File .*fragile\.py"
+        ) as caught,
+    ):
+        measure_on_ray([*bad, *good], store, lambda name: images, "local", together=2, watcher=watcher)
+    assert [failure.cell for failure in caught.value.failures] == [bad[1]]
+    assert [store.has(cell) for cell in (*bad, *good)] == [True, False, True, True]
+    assert watcher.lost == [bad[1].hash]
+    assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in (bad[0], bad[2], *good))
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_an_error_in_the_code_of_a_data_set_ends_only_its_cells(tmp_path, images):
+    def load(name):
+        with loading():
+            return images if name == "tiny" else [][0]
+
+    bad, good = cells(0, dataset="fashion-mnist"), cells(0)
+    store, watcher = Store(tmp_path), Watcher()
+    with (
+        pytest.warns(FeddureWarning, match="^cell fedavg seed 0 .*: IndexError: list index out of range$"),
+        pytest.raises(CellsFailed, match=f"(?s){bad[0].hash}.*, in load"),
+    ):
+        measure_on_ray([*bad, *good], store, load, "local", watcher=watcher)
+    assert watcher.lost == [bad[0].hash]
+    assert store.has(good[0])
+    assert not (tmp_path / "unfinished").exists()
 
 
 def test_notes_of_workers_are_passed_on(tmp_path, images):

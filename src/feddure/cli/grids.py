@@ -74,30 +74,40 @@ def measure(
     together: int | None,
     ray: str | None,
     processes: int | None,
-    when_stopped: Callable[[], None] | None = None,
+    report: Callable[[], None] | None = None,
 ) -> None:
     """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on.
 
-    `when_stopped` reports on what is finished, before Ctrl-C ends the command; by default results.csv is written.
+    `report` tells what is finished, before Ctrl-C or errors in code end the command; by default results.csv is written.
     """
     from feddure import data
-    from feddure.studies import grid
+    from feddure.studies import grid, grid_failures
     from feddure.studies.grid_progress import GridProgress
 
     left = grid.unmeasured(cells, store)
     if not left:
         return
     check_data(left, store, data_dir)
+    if outdated := store.outdated(left):
+        own = sorted({path for cell in outdated for path in cell.experiment.own_code().split(", ")})
+        names = ", ".join(path.rpartition(" ")[0] for path in own)
+        print(
+            f"{names}: the code has changed since {len(outdated)} of these cells were measured; they are measured anew",
+            file=sys.stderr,
+        )
     loaded: dict[str, Dataset] = {}
 
     def load(name: str) -> "Dataset":
         if name not in loaded:
             loaded.clear()  # one data set in memory at a time
-            loaded[name] = data.load(name, data_dir, progress=True)
+            with grid_failures.loading():
+                loaded[name] = data.load(name, data_dir, progress=True)
         return loaded[name]
 
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     progress = GridProgress(left)
+    failed: grid_failures.CellsFailed | None = None
+    report = report or (lambda: store.tabulate(cells))
     try:
         if ray is not None:
             from feddure.studies.spread import measure_on_ray
@@ -113,13 +123,17 @@ def measure(
         stopped = asked if isinstance(asked, grid.GridStopped) else grid.GridStopped(signal.SIGINT)
         progress.close()
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
-        if when_stopped is not None:
-            when_stopped()
-        else:
-            store.tabulate(cells)
+        report()
         raise typer.Exit(stopped.exit_code) from None
+    except grid_failures.CellsFailed as problem:
+        failed = problem
     finally:
         progress.close()
+    if failed is not None:
+        report()
+        console.print("error:", style="bold red", end=" ")
+        console.print(str(failed))
+        raise typer.Exit(1)
     others = grid.unmeasured(cells, store)
     if others:
         console.print(f"{len(others)} cells are being measured by another process; run this again when it has finished")

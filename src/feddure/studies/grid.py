@@ -4,22 +4,27 @@ Cells whose steps are the same program train side by side and share the lanes, c
 cell's state is kept while it is under way, and a finished cell is never measured again (`cells`).
 """
 
+import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from feddure import environment
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
-from feddure.errors import RunError
+from feddure.errors import FeddureWarning, RunError
 from feddure.federation import checkpoint, program
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Stopped
 from feddure.federation.rounds import Federation, Observer, prepare, run
 from feddure.federation.runs import stopping
-from feddure.studies.cells import Cell, Measurement, Store
+from feddure.studies import grid_failures
+from feddure.studies.cells import OWN_CODE, Cell, Measurement, Store, named
+from feddure.studies.grid_failures import CellsFailed, Failure, Problem
 from feddure.tracking import diagnostics_summary, records
 from feddure.tracking.console import Federation as Watched
 from feddure.tracking.summary import evaluations, summarise
@@ -101,11 +106,23 @@ def measure(
 ) -> None:
     """Measure all cells that are not finished and that no other process is working on.
 
-    Where nobody could go on with cells under way, as in a store that is about to vanish, they need not be `resumable`.
+    Cells that an error in code ends are named at the end, when all others are measured. Where nobody could go on with
+    cells under way, as in a store that is about to vanish, they need not be `resumable`.
     """
     bench = Bench(store, load, together, watcher, resumable)
-    for group in groups(unmeasured(cells, store), together):
-        bench.measure(group)
+    waiting = groups(unmeasured(cells, store), together)
+    failures: list[Failure] = []
+    while waiting and bench.usable:
+        failures += bench.measure(waiting.pop(0))
+    if failures:
+        untried = sum(map(len, waiting))
+        raise CellsFailed(
+            failures,
+            f"The error left this process without its GPU, so that {untried} other cells were not tried; --processes 2 "
+            "tries them in processes of their own"
+            if untried
+            else "",
+        )
 
 
 class Bench:
@@ -125,21 +142,80 @@ class Bench:
         self._watcher = watcher
         self._resumable = resumable
         self._engine: Engine | None = None
+        self.usable = True  # until an error takes the GPU away from this process
 
-    def measure(self, group: Sequence[Cell]) -> None:
-        """Measure those of a group that are not finished and that no other process is working on."""
+    def measure(self, group: Sequence[Cell]) -> list[Failure]:
+        """Measure those of a group that are not finished and that no other process is working on.
+
+        Returns those that an error in the code of a method, network or data set has ended.
+        """
+        failures: list[Failure] = []
         with self._store.claimed(group) as mine:
             if not mine:
-                return
+                return failures
             options = mine[0].experiment.engine
             if self._engine is None or self._engine.options != options:
                 self._engine = Engine(options)
             engine = self._engine
             alone = self._together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
             for part in [[cell] for cell in mine] if alone else [mine]:
-                dataset = self._load(part[0].experiment.dataset)
-                _measure_together(part, self._store, dataset, engine, self._watcher, self._resumable)
-            engine.release()
+                failures += self._try(part, engine)
+            if self.usable:
+                engine.release()
+        return failures
+
+    def _try(self, cells: Sequence[Cell], engine: Engine) -> list[Failure]:
+        """Measure some cells; where an error in code ends several, each is tried by itself."""
+        problem = self._problem(cells, engine)
+        if problem is None:
+            return []
+        left = self._give_up(cells)
+        self.usable = grid_failures.is_usable(engine.device)
+        if self.usable:
+            engine.release()  # nothing of what failed stays
+        if len(cells) > 1 and left and self.usable:
+            warnings.warn(f"{named(left)}: {problem.error}; each is tried by itself", FeddureWarning, stacklevel=2)
+            return [failure for cell in left for failure in self._try([cell], engine)]
+        failures = [Failure(cell, problem) for cell in left]
+        grid_failures.note(failures)
+        for cell in left:
+            _forget_unless_resumable(self._store.unfinished(cell.hash))
+        return failures
+
+    def _problem(self, cells: Sequence[Cell], engine: Engine) -> Problem | None:
+        """Measure some cells, and what has ended them in words; memory is free again when this returns."""
+        try:
+            dataset = self._load(cells[0].experiment.dataset)
+            _measure_together(cells, self._store, dataset, engine, self._watcher, self._resumable)
+        except Exception as error:
+            if grid_failures.ends_all(error) or not unmeasured(cells, self._store):
+                raise
+            return grid_failures.describe(error)
+        return None
+
+    def _give_up(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Tell who watches that these cells train no more; returns those that were not finished yet."""
+        left = []
+        for cell in cells:
+            found = self._store.find(cell)
+            if found is None:
+                left.append(cell)
+            elif self._watcher:
+                self._watcher.cell_done(cell, found)
+        if self._watcher:
+            self._watcher.cells_lost(left)
+        return left
+
+
+def _forget_unless_resumable(folder: Path) -> None:
+    """Remove the records of a cell that has no checkpoint; the lock goes with who has it."""
+    if (folder / checkpoint.FILE).exists() or not folder.exists():
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != "lock":
+            entry.unlink(missing_ok=True)
 
 
 def _measure_together(
@@ -164,6 +240,10 @@ def _measure_together(
             for state in states:
                 state.checkpoint()
             raise GridStopped(stop.signal) from None
+        except Exception:
+            if stop():  # asked in the very step that failed: no other cell is begun
+                raise GridStopped(stop.signal) from None
+            raise
         finally:
             engine.lanes.stop = lambda: False
             for state in states:
@@ -201,6 +281,7 @@ class _State(Observer):
 
     def __init__(self, cell: Cell, store: Store, dataset: Dataset, engine: Engine, together: int, resumable: bool):
         self._environment = environment.describe()  # now: it has the time of the start
+        self._own_code = cell.experiment.own_code()
         self._cell = cell
         self._resumable = resumable
         self._store = store
@@ -209,6 +290,8 @@ class _State(Observer):
         partition = partitions.make(dataset, experiment.partition, experiment.partition_seed)
         self.federation = Federation(experiment, dataset, partition, engine)
         self._folder = store.unfinished(cell.hash)
+        if checkpoint.is_of_other_code(experiment, self._folder):
+            (self._folder / checkpoint.FILE).unlink()
         checkpoint.read(self.federation, self._folder)
         self._metrics = records.Writer(self._folder / records.METRICS)
         self._timing = records.Writer(self._folder / records.TIMING)
@@ -260,12 +343,15 @@ class _State(Observer):
             build_seconds=self.build_seconds,
             together=self._together,
             partition=self.federation.partition.sha256,
+            left_out=found.left_out / max(1, sum(len(record["clients"]) for record in metrics)),
             diagnostics=_last_diagnostics(metrics),
             bytes_per_round={
                 way: sum(record["communication"].get(way, 0) for record in metrics) / len(metrics)
                 for way in sorted(ways)
             },
-            environment=self._environment | {"device": str(self.federation.engine.device)},
+            environment=self._environment
+            | {"device": str(self.federation.engine.device)}
+            | ({OWN_CODE: self._own_code} if self._own_code else {}),
         )
 
 

@@ -27,6 +27,7 @@ from feddure.federation.runs import Stop, stopping
 from feddure.studies.cells import Cell, Measurement, Store, named
 from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, program_of, unmeasured
 from feddure.studies.grid_cost import reference_seconds
+from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure
 from feddure.tracking import records
 from feddure.tracking.console import Federation as Watched
 
@@ -68,6 +69,12 @@ class _Finished(NamedTuple):
     cell: str
 
 
+class _Lost(NamedTuple):
+    """Cells will not be finished, or not together."""
+
+    cells: list[str]
+
+
 class _Note(NamedTuple):
     """The user should know."""
 
@@ -90,8 +97,8 @@ def measure_in_processes(
 ) -> None:
     """Measure all cells that are not finished and that nobody else works on, in this many processes at a time.
 
-    Data sets are loaded here and handed on. Cells whose process is lost are left out and named at the end, as the
-    same cells would probably end another one too.
+    Data sets are loaded here and handed on. Cells that an error in code ends, or whose process is lost, are left out
+    and named at the end, as the same cells would probably end another one too.
     """
     waiting = portions(unmeasured(cells, store), together, _on_gpu)
     waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
@@ -169,6 +176,7 @@ class _Parent:
         self._waiting: list[list[Cell]] = []
         self._children: list[_Child] = []
         self._lost: dict[str, Cell] = {}
+        self._failures: list[Failure] = []
         self._said: set[str] = set()
         self._error: Exception | None = None
         self._stopped = False
@@ -197,8 +205,11 @@ class _Parent:
                 f"--processes: no process can be started (the last one ended with exit code {self._code}); finished "
                 "cells are kept. Run this again, with fewer processes"
             )
-        if self._lost:
-            raise RunError(_lost(list(self._lost.values())))
+        lost = _lost(list(self._lost.values())) if self._lost else ""
+        if self._failures:
+            raise CellsFailed(self._failures, lost)
+        if lost:
+            raise RunError(lost)
 
     def close(self) -> None:
         """End what is left of the children after an error here."""
@@ -236,9 +247,7 @@ class _Parent:
                 child.give(self._next(child))
             case _Wants(name):
                 if not self._stopped:
-                    with _at_once():
-                        dataset = self._load(name)
-                    child.send(dataset)
+                    child.send(self._dataset(name))
             case _Begins(rounds):
                 child.federations = {cell: Distant(child.cells[cell].experiment, n) for cell, n in rounds.items()}
                 if self._watcher:
@@ -252,6 +261,11 @@ class _Parent:
                 found = self._store.find(child.cells[cell])
                 if self._watcher and found is not None:
                     self._watcher.cell_done(child.cells[cell], found)
+            case _Lost(cells):
+                if self._watcher:
+                    self._watcher.cells_lost([child.cells[cell] for cell in cells])
+            case Failure():
+                self._failures.append(message)
             case _Note(text):
                 if text not in self._said:
                     self._said.add(text)
@@ -260,6 +274,14 @@ class _Parent:
                 child.leaves = True
                 self._error = self._error or error
                 self._stop()
+
+    def _dataset(self, name: str) -> Dataset | DatasetFailed:
+        """Where the data set's own code fails, that is the answer: it concerns the cells of who asks."""
+        try:
+            with _at_once():
+                return self._load(name)
+        except DatasetFailed as failed:
+            return failed
 
     def _next(self, child: _Child) -> list[Cell] | None:
         if not self._waiting:
@@ -275,7 +297,8 @@ class _Parent:
         if child.leaves or self._stopped:
             return
         self._code = child.process.exitcode
-        lost = {hash: cell for hash, cell in child.cells.items() if not self._store.has(cell)}
+        failed = {failure.cell.hash for failure in self._failures}
+        lost = {hash: cell for hash, cell in child.cells.items() if hash not in failed and not self._store.has(cell)}
         self._lost |= lost
         if self._watcher:
             self._watcher.cells_lost(list(lost.values()))
@@ -309,7 +332,7 @@ def _at_once() -> Iterator[None]:
 # --- in the child ------------------------------------------------------------------------------------------------
 
 
-class _Alone(Exception):
+class _Alone(RunError):
     """There is no parent any more."""
 
 
@@ -342,7 +365,10 @@ def _serve(reporter: "_Reporter", bench: Bench, threads: int) -> Exception | Non
             while group := reporter.ask(_Ready()):
                 if not _on_gpu(group[0]):
                     torch.set_num_threads(threads)
-                bench.measure(group)
+                for failure in bench.measure(group):
+                    reporter.say(failure)
+                if not bench.usable:
+                    sys.exit(1)  # to another process the GPU is as good as new
         except (GridStopped, _Alone):
             return None
         except (torch.OutOfMemoryError, MemoryError):
@@ -383,7 +409,10 @@ class _Reporter:
         """One data set in memory at a time."""
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = None
-            self._dataset = name, self.ask(_Wants(name))
+            answer = self.ask(_Wants(name))
+            if isinstance(answer, DatasetFailed):
+                raise answer
+            self._dataset = name, answer
         return self._dataset[1]
 
     def warned(self, message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -403,7 +432,7 @@ class _Reporter:
         self.say(_Finished(cell.hash))
 
     def cells_lost(self, cells: Sequence[Cell]) -> None:
-        raise AssertionError("only a parent loses cells")
+        self.say(_Lost([cell.hash for cell in cells]))
 
 
 def _portable(error: Exception) -> Exception:

@@ -25,8 +25,10 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
+from feddure.studies import grid_failures
 from feddure.studies.cells import Cell, Measurement, Store, named
 from feddure.studies.grid import Distant, GridStopped, Load, Watcher, measure, portions, unmeasured
+from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure, Problem
 from feddure.version import VERSION
 
 LOCAL = "local"
@@ -61,6 +63,7 @@ class _Found(NamedTuple):
 
     measurements: list[dict[str, Any]]
     notes: list[str]
+    problems: dict[str, Problem]  # errors in code, by the hash of the cell that each has ended
 
 
 def measure_on_ray(
@@ -107,6 +110,7 @@ class _Driver:
         self._gpus = ray.cluster_resources().get("GPU", 0) >= 1
         self._datasets: dict[str, Any] = {}
         self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
+        self._failures: list[Failure] = []
 
     def run(self, cells: Sequence[Cell], stop: Stop) -> None:
         waiting = portions(unmeasured(cells, self._store), self._together, self._on_gpu)
@@ -122,11 +126,10 @@ class _Driver:
                 if gone and self._watcher:
                     self._watcher.cells_lost(gone)
                 lost += gone
+        if self._failures:
+            raise CellsFailed(self._failures, _lost(lost) if lost else "")
         if lost:
-            raise RunError(
-                f"--ray: the workers of {named(lost)} were lost {ATTEMPTS} times (killed, out of memory, or their "
-                "node went away); all other cells are kept. Give the nodes more memory or measure these without --ray"
-            )
+            raise RunError(_lost(lost))
 
     def close(self) -> None:
         """Leave what is under way to itself: nothing of it is kept, and Ray ends it with this connection.
@@ -173,6 +176,9 @@ class _Driver:
             self._pending[remote.remote(task, self._dataset(mine[0].experiment.dataset))] = mine, locks
             if self._watcher:
                 self._watcher.group_begins([Distant(cell.experiment) for cell in mine])
+        except DatasetFailed as failed:
+            with locks:
+                grid_failures.note(self._fail({cell.hash: failed.problem for cell in mine}, mine))
         except BaseException:
             locks.close()
             raise
@@ -202,9 +208,19 @@ class _Driver:
             for measurement in measurements:
                 self._store.keep(measurement)
         if self._watcher:
-            for cell, measurement in zip(cells, measurements, strict=True):
+            kept = [cell for cell in cells if cell.hash not in found.problems]
+            for cell, measurement in zip(kept, measurements, strict=True):
                 self._watcher.cell_done(cell, measurement)
+        self._fail(found.problems, cells)
         return []
+
+    def _fail(self, problems: dict[str, Problem], cells: Sequence[Cell]) -> list[Failure]:
+        """Some of these cells, by their hashes, have been ended by errors in code."""
+        failures = [Failure(cell, problems[cell.hash]) for cell in cells if cell.hash in problems]
+        self._failures += failures
+        if failures and self._watcher:
+            self._watcher.cells_lost([failure.cell for failure in failures])
+        return failures
 
 
 def _measure_group(task: _Task, dataset: Dataset) -> _Found:
@@ -224,16 +240,27 @@ def _measure_group(task: _Task, dataset: Dataset) -> _Found:
     ):
         warnings.simplefilter("default", FeddureWarning)
         store = Store(Path(folder))
+        failures: list[Failure] = []
         try:
             measure(cells, store, lambda name: dataset, task.together, resumable=False)
         except GridStopped:
             raise _Stopped from None
+        except CellsFailed as failed:
+            failures = failed.failures
         found = [store.find(cell) for cell in cells]
     measurements = [
         dataclasses.asdict(one) | {"environment": one.environment | {"command": task.command}} for one in found if one
     ]
     notes = [str(warning.message) for warning in caught if issubclass(warning.category, FeddureWarning)]
-    return _Found(measurements, list(dict.fromkeys(notes)))
+    problems = {cell.hash: problem for cell, problem in failures}
+    return _Found(measurements, list(dict.fromkeys(notes)), problems)
+
+
+def _lost(cells: Sequence[Cell]) -> str:
+    return (
+        f"--ray: the workers of {named(cells)} were lost {ATTEMPTS} times (killed, out of memory, or their node went "
+        "away); all other cells are kept. Give the nodes more memory or measure these without --ray"
+    )
 
 
 def _explained(error: Exception, cells: Sequence[Cell]) -> Exception:
