@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -107,6 +108,14 @@ def test_resume_needs_nothing_but_the_folder(tmp_path, monkeypatch):
     assert methods_in(table) == [("fedavg", "4"), ("feddure", "4")]
     invoke("--out", "out", "--resume", "--methods", "fedavg-sl", "--seeds", "7")
     assert methods_in(table) == [("fedavg", "4 7"), ("feddure", "4 7"), ("fedavg-sl", "4 7")]
+
+
+def test_a_number_of_clients_that_contradicts_the_sites_is_refused(tmp_path):
+    owners = np.arange(160) % 2
+    data.register("tiny-sites", lambda: tiny.dataset(name="tiny-sites", site=owners, sites=("north", "south")))
+    sites = ("--dataset", "tiny-sites", "--setting", "sites", "--methods", "fedavg")
+    refused(ConfigError, "--clients 9: data set 'tiny-sites' has 2 sites", *sites, "--clients", "9", "--out", "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 def test_what_is_refused_leaves_nothing(tmp_path):

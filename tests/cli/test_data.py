@@ -120,6 +120,17 @@ def test_check_counts_sites_and_unlabelled_images(tmp_path: Path) -> None:
     assert "south" in text
 
 
+def test_check_notes_what_may_not_be_meant(tmp_path: Path) -> None:
+    write_sites(tmp_path)
+    Image.fromarray(np.full((8, 8), 4095, dtype=np.uint16)).save(tmp_path / "test" / "ant" / "1.png")
+    notes = json.loads(run("check", f"folder:{tmp_path}?size=8", "--json"))["notes"]
+    assert notes[0] == "class 'bee' has no test image"
+    assert notes[1].startswith("1 16-bit image(s) use less than a quarter of the range")
+    text = run("check", f"folder:{tmp_path}?size=8")
+    assert all(f"note: {note}" in text for note in notes)
+    assert json.loads(run("check", "fashion-mini", "--json"))["notes"] == []
+
+
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "[bold]mine.npz"
     images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])

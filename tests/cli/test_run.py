@@ -137,6 +137,19 @@ def test_mistakes_are_one_message_and_leave_nothing(feddure, data, tmp_path, arg
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_a_number_of_clients_that_contradicts_the_sites_is_refused(feddure, data, tmp_path, images):
+    arrays = {name: getattr(images, name) for name in ("images", "labels", "test_images", "test_labels")}
+    np.savez(tmp_path / "sites.npz", **arrays, site=np.arange(len(images.labels)) % 2, sites=["north", "south"])
+    given = ["--dataset", f"npz:{tmp_path / 'sites.npz'}", "--setting", "sites", *SMALL, "--out", "run"]
+    code, _, err = feddure("run", *given)
+    assert code == 2
+    assert "--clients 4" in err
+    assert "has 2 sites" in err
+    assert list((tmp_path / "here").iterdir()) == []
+    code, _, err = feddure("run", *given, "--clients", "2")
+    assert code == 0, err
+
+
 def test_resume_without_a_folder_is_refused(feddure):
     code, _, err = feddure("run", "--resume")
     assert code == 2

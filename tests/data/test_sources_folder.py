@@ -1,6 +1,8 @@
 """Folders of the user's own images."""
 
 import shutil
+import unicodedata
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from PIL import Image
 
 from feddure.data import sources
 from feddure.data.sources import images
-from feddure.errors import DataError
+from feddure.errors import DataError, FeddureWarning
 
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10)}
 
@@ -90,6 +92,83 @@ def test_sites_are_clients(tmp_path: Path) -> None:
     assert dataset.labels.tolist() == [0, 1, -1, -1]
     assert dataset.labelled is not None
     assert dataset.labelled.tolist() == [True, True, False, False]
+
+
+def mac(name: str) -> str:
+    """A name as a Mac writes it: ä in two characters."""
+    decomposed = unicodedata.normalize("NFD", name)
+    assert decomposed != name
+    return decomposed
+
+
+def test_folders_made_on_a_mac_have_the_same_classes_and_sites(tmp_path: Path) -> None:
+    for name, write in (("linux", lambda name: name), ("mac", mac), ("mixed", None)):
+        west = tmp_path / name / "clients" / (write or mac)("Köln")
+        east = tmp_path / name / "clients" / (write or str)("Märkisch")
+        paint(west / "labelled" / (write or mac)("Läsion klein") / "1.png", COLOURS["ant"])
+        paint(west / "labelled" / "ohne" / "1.png", COLOURS["bee"])
+        paint(east / "labelled" / (write or str)("Läsion klein") / "2.png", COLOURS["bee"])
+        paint(tmp_path / name / "test" / (write or str)("Läsion klein") / "1.png", COLOURS["ant"])
+    expected = sources.load(f"folder:{tmp_path / 'linux'}?size=8")
+    assert expected.classes == ("Läsion klein", "ohne")
+    assert expected.sites == ("Köln", "Märkisch")
+    for name in ("mac", "mixed"):
+        found = sources.load(f"folder:{tmp_path / name}?size=8")
+        assert (found.classes, found.sites) == (expected.classes, expected.sites)
+        assert found.fingerprint == expected.fingerprint
+        assert found.test_labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("clients/west/labelled/Ant", "west/labelled/Ant: the class 'Ant' is written 'ant' in .*east/labelled/ant"),
+        ("test/BEE", "test/BEE: the class 'BEE' is written 'bee' in .*north/labelled/bee"),
+        ("clients/North/labelled/bee", "clients/north: the site 'north' is written 'North' in .*clients/North"),
+    ],
+)
+def test_names_that_differ_in_capitals_alone_are_refused(tmp_path: Path, folder: str, message: str) -> None:
+    paint(write_sites(tmp_path) / folder / "1.png")
+    with pytest.raises(DataError, match=message):
+        sources.load(f"folder:{tmp_path}")
+
+
+def test_two_sites_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("Köln", mac("Köln")):
+        paint(write_sites(tmp_path) / "clients" / name / "labelled" / "ant" / "1.png")
+    with pytest.raises(DataError, match="clients: two folders of the name 'Köln'"):
+        sources.load(f"folder:{tmp_path}")
+
+
+def write_deep(root: Path, white: int) -> Path:
+    """16-bit files whose brightest value is `white`, and one of 8 bits."""
+    for place in ("labelled/ant/1", "labelled/bee/1", "unlabelled/1", "test/ant/1"):
+        (root / place).parent.mkdir(parents=True)
+        Image.fromarray(np.linspace(0, white, 64).reshape(8, 8).astype(np.uint16)).save(root / f"{place}.png")
+    paint(root / "test" / "bee" / "1.png", (40, 40, 40))
+    return root
+
+
+def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path: Path) -> None:
+    name = f"folder:{write_deep(tmp_path, 4095)}?size=8&channels=1"
+    with pytest.warns(FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*: were they 12-bit\?.*depth=12") as noted:
+        assert sources.load(name).images.max() == 16
+    assert len(noted) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = sources.load(f"{name}&depth=12")
+    assert dataset.images[0, :, :, 0].tolist() == np.linspace(0, 255, 64).reshape(8, 8).round().tolist()
+    assert dataset.test_images[1].max() == 40
+    with pytest.raises(
+        DataError, match=r"ant/1.png: has pixels up to 4095, but depth=10 was given, which ends at 1023"
+    ):
+        sources.load(f"{name}&depth=10")
+
+
+def test_images_that_use_their_sixteen_bits_are_not_noted(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sources.load(f"folder:{write_deep(tmp_path, 20000)}?size=8").images.max() == 78
 
 
 def test_files_that_file_managers_leave_are_passed_over(tmp_path: Path) -> None:
@@ -183,6 +262,18 @@ def test_a_mistake_in_the_folder_is_one_error_that_names_the_place(
         sources.load(f"folder:{tmp_path}")
 
 
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    root = write_folder(tmp_path)
+    for damage in (mkdir("labelled/cat"), put("test/loose.png"), mkdir("unlabeled"), mkdir("labelled/dog")):
+        damage(root)
+    paint(root / "test" / "Ant" / "1.png")
+    with pytest.raises(DataError) as caught:
+        sources.load(f"folder:{root}")
+    places = [line.partition(": ")[0] for line in str(caught.value).splitlines()]
+    expected = ("unlabeled", "labelled/cat", "labelled/dog", "test/loose.png", "test/Ant")
+    assert sorted(places) == sorted(str(root / place) for place in expected)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -203,11 +294,12 @@ def test_a_mistake_in_the_sites_is_one_error(tmp_path: Path, damage: Callable[[P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("?colour=3", "unknown option 'colour'; there are: size, channels"),
+        ("?colour=3", "unknown option 'colour'; there are: size, channels, depth"),
         ("?size=big", "size is 'big', expected a whole number"),
-        ("?size=-8", "expected a whole number"),
-        ("?size=0", "size is 0, expected 1 to 4096"),
+        ("?size=-8", "size is -8, expected 5 to 4096"),
+        ("?size=4", "size is 4, expected 5 to 4096"),
         ("?channels=4", "channels is 4, expected 1 .* or 3"),
+        ("?depth=32", "depth is 32, expected 8 to 16 bits"),
         ("?size", "expected options like"),
     ],
 )

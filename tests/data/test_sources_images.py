@@ -8,7 +8,7 @@ from PIL import Image
 
 from feddure.data.sources import decode, images
 from feddure.data.sources.decode import Rule, decode_all
-from feddure.errors import DataError
+from feddure.errors import DataError, FeddureWarning
 
 
 def save(path: Path, image: Image.Image, **options: object) -> Path:
@@ -127,6 +127,15 @@ def test_processes_give_the_same_pixels_in_the_same_order(tmp_path: Path, in_pro
     np.testing.assert_array_equal(decode_all(paths, Rule(8, 3), "decoding"), expected)
 
 
+def test_processes_report_dark_images_too(tmp_path: Path, in_processes: None) -> None:
+    paths = many(tmp_path)
+    for path in paths[3:]:
+        Image.fromarray(np.full((12, 12), 3000, dtype=np.uint16)).save(path)
+    with pytest.warns(FeddureWarning, match="^6 16-bit image.*were they 12-bit"):
+        assert decode_all(paths, Rule(8, 3), "decoding")[-1].max() == 12
+    assert decode_all(paths, Rule(8, 3, depth=12), "decoding")[-1].max() == 187
+
+
 @pytest.mark.parametrize("position", [0, 3, 8])
 def test_a_process_names_the_file_that_is_no_image(tmp_path: Path, in_processes: None, position: int) -> None:
     paths = many(tmp_path)
@@ -134,6 +143,23 @@ def test_a_process_names_the_file_that_is_no_image(tmp_path: Path, in_processes:
     with pytest.raises(DataError, match="is not an image") as caught:
         decode_all(paths, Rule(8, 3), "decoding")
     assert str(paths[position]) in str(caught.value)
+
+
+@pytest.mark.parametrize("fixtures", ["", "in_processes"])
+def test_every_file_that_is_no_image_is_named(
+    tmp_path: Path, fixtures: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fixtures:
+        request.getfixturevalue(fixtures)
+    monkeypatch.setattr(decode, "MOST_PROBLEMS", 3)
+    paths = many(tmp_path)
+    for path in paths[1::2]:
+        path.write_text("no image")
+    with pytest.raises(DataError) as caught:
+        decode_all(paths, Rule(8, 3), "decoding")
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines[:3]] == [str(path) for path in paths[1:6:2]]
+    assert lines[3:] == ["and 1 more files"]
 
 
 def test_a_process_that_dies_is_an_error(tmp_path: Path, in_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:

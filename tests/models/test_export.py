@@ -19,6 +19,7 @@ import feddure
 import folders
 import tiny
 from feddure import nn as networks
+from feddure.data.sources import images
 from feddure.errors import ConfigError, RunError
 from feddure.models import formats
 from feddure.models.description import Description
@@ -191,7 +192,7 @@ def test_the_description_travels_with_every_format(exported):
     texts.append(session.get_modelmeta().custom_metadata_map["feddure"])
     for text in texts:
         found = json.loads(text)
-        assert found == ABOUT | {"size": 8, "channels": 1, "version": feddure.__version__}
+        assert found == ABOUT | {"size": 8, "channels": 1, "depth": 16, "version": feddure.__version__}
 
 
 def test_the_safetensors_file_loads_strictly_and_in_single_precision(exported):
@@ -338,6 +339,24 @@ def test_a_network_that_a_format_cannot_hold_leaves_no_file(tmp_path, network, k
 # --- the page about it ---------------------------------------------------------------------------------
 
 
+def photographs(folder):
+    """Files of every kind that the rule treats in its own way."""
+    folder.mkdir()
+    random = np.random.RandomState(0)
+    grey, wide = (random.randint(0, 256, size).astype(np.uint8) for size in ((28, 28), (30, 47, 3)))
+    deep = random.randint(0, 4096, (40, 31)).astype(np.uint16)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(grey).save(folder / "grey.png")
+    Image.fromarray(wide).save(folder / "wide.png")
+    Image.fromarray(deep).save(folder / "deep.png")
+    Image.fromarray(np.dstack([wide, wide[..., 0]])).save(folder / "transparent.png")
+    Image.fromarray(wide).convert("P").save(folder / "palette.png", transparency=3)
+    Image.fromarray(wide).convert("CMYK").save(folder / "print.tif")
+    Image.fromarray(wide).save(folder / "turned.jpg", exif=turned)
+    return sorted(folder.iterdir())
+
+
 def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     (tmp_path / "page.py").write_text(page.partition("```python\n")[2].partition("```")[0])
@@ -346,7 +365,12 @@ def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     pixels = noise(model_of(**about)[0], 1)
     Image.fromarray(pixels[0, 0]).save(tmp_path / "boot.png")
     monkeypatch.chdir(tmp_path)
-    runpy.run_path("page.py")
+    read_pixels = runpy.run_path("page.py")["read_pixels"]
+    for path in photographs(tmp_path / "photographs"):
+        for size, channels, depth in ((28, 1, 16), (16, 3, 12)):
+            shape = {"size": size, "channels": channels, "depth": depth}
+            wanted = images.read(path, **shape)
+            assert np.array_equal(read_pixels(path, shape)[0].transpose(1, 2, 0), wanted), path.name
     (best,) = feddure.predict("model.safetensors", "boot.png")
     label, probability = capsys.readouterr().out.split(": ")
     assert label == best.label

@@ -81,6 +81,25 @@ def test_files_are_decoded_as_training_decodes_its_folders(tmp_path):
     assert np.allclose(shares, wanted, atol=1e-6)
 
 
+def test_the_depth_of_training_is_the_depth_of_prediction(tmp_path):
+    """12-bit values in 16-bit files: the run's data set says so, and its exported files know it."""
+    random = np.random.RandomState(0)
+    for kind in ("ant", "bee"):
+        for part in ("labelled", "test"):
+            values = random.randint(0, 4096, size=(12, 12, 1)).astype(np.uint16)
+            for number in range(2):
+                save(values, tmp_path / "data" / part / kind / f"{number}.png")
+    name = f"folder:{tmp_path / 'data'}?size=12&channels=1&depth=12"
+    images = data.load(name)
+    small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
+    folder = folders.execute(tmp_path / "run", images=images, dataset=name, **small).folder
+    for source in (folder, feddure.export(folder, format="onnx")):
+        model = feddure.load_model(source)
+        found = feddure.predict(model, tmp_path / "data" / "test")
+        shares = [[dict(prediction.ranking)[name] for name in images.classes] for prediction in found]
+        assert np.allclose(shares, model(images.test_images), atol=1e-6)
+
+
 def test_every_class_in_order_of_probability(tmp_path, trained):
     (found,) = feddure.predict(trained, save(folders.IMAGES.test_images[0], tmp_path / "one.png"))
     labels, shares = zip(*found.ranking, strict=True)

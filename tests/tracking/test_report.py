@@ -215,6 +215,17 @@ def test_several_runs_are_compared(tmp_path):
     assert sum("on each client" in alt for alt in page.pictures) == 1
 
 
+def test_no_more_clients_train_than_there_are(tmp_path):
+    more = {"partition__setting": "sites", "partition__clients": 9, "clients_per_round": 5}
+    assert page_of(make_run(tmp_path / "run", **more)).says("4 of 4 clients train in each of 6 rounds.")
+
+
+def test_runs_of_different_length_have_one_column_for_it(tmp_path):
+    page = page_of(make_run(tmp_path / "long"), make_run(tmp_path / "short", rounds=4, done=4))
+    assert page.says("run method setting seed rounds last")
+    assert page.says("short FedAvg dir-dir 0 4 40.00")
+
+
 def test_seeds_are_averaged_and_each_partition_is_drawn(tmp_path):
     page = page_of(*(make_run(tmp_path / f"seed{seed}", seed=seed) for seed in (0, 1)))
     assert page.says("FedAvg 0, 1 60.00 ± 0.00 40.00 ± 0.00")
@@ -262,6 +273,35 @@ def test_names_at_the_ends_of_curves_never_overlap():
     assert places[0] >= 0
     assert places[-1] <= 1
     assert figures.apart([0.2, 0.8], gap) == [0.2, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "shown"),
+    [((0.1, 0.9), "50%"), ((0.41, 0.58), "42.5%"), ((0.361, 0.374), "36.2%")],
+)
+def test_ticks_say_where_they_are(accuracies, shown):
+    metrics = [{"round": number, "test": {"accuracy": value}} for number, value in enumerate(accuracies, start=1)]
+    figure = figures.accuracy({"a": metrics})
+    figure.canvas.draw()
+    axis = figure.axes[0].yaxis
+    texts = [label.get_text() for label in axis.get_majorticklabels()]
+    assert shown in texts
+    for text, place in zip(texts, axis.get_majorticklocs(), strict=True):
+        assert float(text.removesuffix("%")) == pytest.approx(100 * place)
+
+
+def test_texts_of_small_figures_are_whole_and_clear_of_dots():
+    metrics = [{"round": 1, "test": evaluation(0.0, 2)}]
+    confusion = figures.confusion(metrics[0]["test"]["confusion"], ["a", "b"])
+    title = confusion.texts[0].get_window_extent(confusion.canvas.get_renderer())
+    assert title.x1 <= confusion.bbox.x1
+    dots = figures.per_class({"first": metrics, "second": metrics}, ["a long class name", "b"])
+    dots.canvas.draw()
+    (axes,) = dots.axes
+    radius = axes.lines[0].get_markersize() / 2 * dots.dpi / 72
+    for label in axes.get_yticklabels():
+        assert label.get_window_extent().x0 >= 0
+        assert label.get_window_extent().x1 < axes.bbox.x0 - radius
 
 
 def test_bubbles_become_circles_of_the_same_size():

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure.cli.lists import names, numbers
-from feddure.cli.options import ConfigFile, DataDir, Preset, Sets
+from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def compare(
     )
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = data.load(experiment.dataset, data_dir, progress=True)
+    expect_clients(clients, experiment.partition.setting, images)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     console.print(f"comparison folder: {folder}")
     began = time.monotonic()

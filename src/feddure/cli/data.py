@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from feddure.cli.options import DataDir
 from feddure.data import sources
 from feddure.data.sources import fetch as downloads
 from feddure.data.sources.inspection import Counts, Inspection, inspect
+from feddure.errors import FeddureWarning
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="List, fetch and check data sets.")
 
@@ -84,16 +86,20 @@ def fetch(
 
 @app.command()
 def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Load a data set and say what is in it; exit code 1 if it is not the official one.
+    """Load a data set and say what is in it, and what may not be meant; exit code 1 if it is not the official one.
 
     Examples:
 
     - `feddure data check cifar10`
     - `feddure data check 'folder:my-images?size=32&channels=3'`
+    - `feddure data check 'folder:x-rays?size=64&channels=1&depth=12'`
     - `feddure data check npz:mine.npz --json`
     """
-    dataset = sources.load(name, data_dir, progress=True)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", FeddureWarning)
+        dataset = sources.load(name, data_dir, progress=True)
     report = inspect(dataset, None if ":" in name else sources.find_source(name))
+    report.notes.extend(str(note.message) for note in noted if issubclass(note.category, FeddureWarning))
     if as_json:
         _print_json(dataclasses.asdict(report))
     else:
@@ -129,6 +135,8 @@ def _print_report(report: Inspection) -> None:
     console.print(_table("class", report.classes, with_labelled=report.unlabelled is not None))
     if report.sites:
         console.print(_table("site", report.sites, with_labelled=True, with_test=False))
+    for note in report.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
 
 
 def _table(what: str, rows: list[Counts], with_labelled: bool, with_test: bool = True) -> Table:

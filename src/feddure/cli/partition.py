@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure import config
-from feddure.cli.options import DataDir
+from feddure.cli.options import DataDir, expect_clients
 from feddure.data import sources
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
@@ -86,12 +86,8 @@ def partition(
         seed=seed,
     )
     images = sources.load(dataset, data_dir, progress=not as_json)
+    expect_clients(clients, setting, images)
     made = make(images, options, seed)
-    if clients not in (None, made.clients):
-        raise ConfigError(
-            f"--clients {clients}: data set '{images.name}' has {made.clients} sites, and under "
-            "--setting sites each is one client; leave --clients out"
-        )
     if plot is not None:
         # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
         from feddure.tracking import bubbles, style

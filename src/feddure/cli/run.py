@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from feddure.cli.options import ConfigFile, DataDir, Preset, Sets
+from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients
 
 
 def run(
@@ -57,6 +57,7 @@ def run(
     experiment = config.load(preset, file, changes, sets or ())
     folder = out if out is not None else api.default_folder(experiment)
     images = data.load(experiment.dataset, data_dir, progress=True)
+    expect_clients(clients, experiment.partition.setting, images)
     # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     console.print(f"run folder: {folder}")

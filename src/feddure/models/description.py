@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from feddure.data.sources import folder
+from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
 from feddure.version import VERSION
 
@@ -24,6 +26,7 @@ class Description(BaseModel):
     std: tuple[float, ...]
     size: int  # images are size × size pixels
     channels: int
+    depth: int = FULL_DEPTH  # bits of the grey values in 16-bit files
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -41,7 +44,8 @@ def read_description(text: str | None, where: object) -> Description:
         header: dict[str, Any] = json.loads(text or "{}")
         if "experiment" in header:
             side, _, channels = header["shape"]
-            header |= {"model": header["experiment"]["model"], "size": side, "channels": channels}
+            depth = folder.depth_of(header["experiment"]["dataset"])
+            header |= {"model": header["experiment"]["model"], "size": side, "channels": channels, "depth": depth}
         return Description.model_validate(header)
     except (ValueError, KeyError, TypeError, ValidationError):
         raise RunError(f"{where}: not a model that feddure wrote; give a run folder or an exported file") from None

@@ -94,7 +94,8 @@ def _classify(model: Model, files: Sequence[Path], decoded: Sequence[np.ndarray 
 def _decode(file: Path, model: Model) -> np.ndarray | str:
     """The image's pixels, or what is wrong with the file."""
     try:
-        return read(file, model.description.size, model.description.channels)
+        about = model.description
+        return read(file, about.size, about.channels, depth=about.depth)
     except Unreadable as problem:
         return str(problem)
 

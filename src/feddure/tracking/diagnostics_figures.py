@@ -12,7 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from feddure.tracking import style
 from feddure.tracking.diagnostics_summary import (
@@ -36,7 +36,6 @@ _MOST_NAMES = 30  # classes that are all named, with their numbers
 _MOST_CELLS = 50  # of a heat map over the rounds
 _TICKS = [1, 2, 5, 10]
 _TIGHT = {"borderpad": 0, "borderaxespad": 0, "labelspacing": 0.35, "columnspacing": 1.4, "handlelength": 1.8}
-_PERCENT = PercentFormatter(1.0, decimals=0)
 
 
 class Chart(NamedTuple):
@@ -210,7 +209,7 @@ def _same_limits(panels: Sequence[Axes], plot: _Plot) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICKS, integer=True))
         if plot.share:
-            axes.yaxis.set_major_formatter(_PERCENT)
+            axes.yaxis.set_major_formatter(style.PercentTicks())
 
 
 def _legend(canvas: Figure, panels: Sequence[Axes]) -> Legend:
@@ -242,13 +241,22 @@ def _by_class(runs: Runs, classes: Sequence[str]) -> Figure:
                     _heat(axes, values, [record["round"] for record in metrics], numbers=len(classes) <= _MOST_NAMES)
                 elif values.size:
                     dots = known_mean(values[-LAST_ROUNDS:])
-                    axes.plot(dots, range(len(dots)), linestyle="", markersize=6, label=short(label), **look(place))
+                    axes.plot(
+                        dots,
+                        range(len(dots)),
+                        linestyle="",
+                        markersize=6,
+                        clip_on=False,
+                        label=short(label),
+                        **look(place),
+                    )
             if len(runs) > 1:
                 axes.set_xlim(0, 1)
-                axes.xaxis.set_major_formatter(_PERCENT)
+                axes.xaxis.set_major_formatter(style.PercentTicks())
             axes.set_yticks(shown, [classes[place] for place in shown] if axes is panels[0] else [""] * len(shown))
             axes.set_ylim(len(classes) - 0.5, -0.5)
             axes.tick_params(left=False, bottom=False)
+            axes.tick_params(axis="y", pad=7 if len(runs) > 1 else 3.5)  # half a dot may lie before the axis
             axes.set_title(title, size=8.5, weight="normal")
         _legend(canvas, panels)
         return canvas

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
@@ -32,6 +32,8 @@ _STEPS = tuple(step * 10**power for power in range(8) for step in (1, 2, 5))
 _TICKS = [1, 2, 2.5, 5, 10]
 _MOST_NUMBERS = 20  # classes whose confusion is also written out
 _LINE = 0.17  # inches between two lines of small text
+_CONFUSION_TITLE = 4.1  # inches of that figure's title
+_CLEAR_OF_DOTS = 7.0  # points between class names and the axis, where half a dot may lie
 
 # matplotlib writes a bubble as eight curves from its top through its bottom.
 _CIRCLE = re.compile(
@@ -57,7 +59,7 @@ def accuracy(runs: Runs) -> Figure:
     """Test accuracy against rounds."""
     with style.applied():
         canvas, axes = _curves(runs, "accuracy", "Test accuracy", height=3.9)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(style.PercentTicks())
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
         return canvas
 
@@ -75,7 +77,7 @@ def per_class(runs: Runs, classes: Sequence[str]) -> Figure:
     several = len(runs) > 1
     width, row = (_WIDE, 0.27) if several else (_HALF, 0.42)
     legend = _legend_height(runs) if several else 0.0
-    left, height = 0.3 + 0.075 * max(map(len, classes)), row * len(classes)
+    left, height = 0.35 + 0.075 * max(map(len, classes)), row * len(classes)
     with style.applied():
         canvas = style.new_figure(width, 0.85 + height + legend)
         axes = style.inches(canvas, left, 0.35 + legend, width - left - 0.45, height)
@@ -97,8 +99,8 @@ def per_class(runs: Runs, classes: Sequence[str]) -> Figure:
         axes.set_yticks(rows, classes)
         axes.set_ylim(len(classes) - 0.5, -0.5)
         axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_formatter(style.PercentTicks())
+        axes.tick_params(axis="y", length=0, pad=_CLEAR_OF_DOTS)
         axes.grid(visible=several, axis="y")
         _title(canvas, "Accuracy of each class, last evaluation")
         if several:
@@ -128,7 +130,7 @@ def class_history(metrics: Sequence[Record], classes: Sequence[str]) -> Figure:
         axes.set_xlabel("round")
         _title(canvas, "Accuracy of each class over the rounds")
         bar = axes.inset_axes((1.012, 0.0, 0.014, 1.0))
-        canvas.colorbar(shown, cax=bar, format=PercentFormatter(1.0, decimals=0)).outline.set_visible(False)
+        canvas.colorbar(shown, cax=bar, format=style.PercentTicks()).outline.set_visible(False)
         bar.grid(False)
         return canvas
 
@@ -138,11 +140,11 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure
     table = np.array(counts, dtype=float)
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     classes = [_short(name, _LONGEST_CLASS) for name in classes]
-    cell = 0.36 if len(classes) <= _MOST_NUMBERS else 7.0 / len(classes)
+    cell = min(0.7, max(0.36, 3.6 / len(classes))) if len(classes) <= _MOST_NUMBERS else 7.0 / len(classes)
     with style.applied():
         name = 0.3 + 0.075 * max(map(len, classes))
         side = cell * len(classes)
-        canvas = style.new_figure(name + side + 0.2, 0.45 + side + name - 0.1)
+        canvas = style.new_figure(max(name + side, _CONFUSION_TITLE) + 0.2, 0.45 + side + name - 0.1)
         axes = style.inches(canvas, name, name - 0.1, side, side)
         axes.pcolormesh(
             shares, cmap="Blues", vmin=0, vmax=1, edgecolor="white", linewidth=1.0 if cell > 0.2 else 0

@@ -21,6 +21,7 @@ from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
 from feddure.version import VERSION
 
 _ALWAYS_COLUMNS = ("method", "partition.setting", "seed")
+_OTHER_COLUMNS = (*_ALWAYS_COLUMNS, "rounds")  # fields that the table of runs shows anyway
 _MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
 _MOST_COLUMNS = 4  # further fields in the table of runs; the configuration shows them all
 
@@ -169,7 +170,7 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
 def _comparison(runs: Sequence[Run], summaries: Sequence[Summary]) -> Table:
     """A row for each run: what sets it apart, then its numbers; the page adds the colours."""
     apart = summary.differences([run.experiment for run in runs])
-    further = [key for key in apart if key not in _ALWAYS_COLUMNS and not key.startswith("engine.")][:_MOST_COLUMNS]
+    further = [key for key in apart if key not in _OTHER_COLUMNS and not key.startswith("engine.")][:_MOST_COLUMNS]
     averaged = any(found.accuracy_ema_last10 is not None for found in summaries)
     columns = [
         "run",

@@ -31,7 +31,7 @@ def in_words(runs: Sequence[Run]) -> list[str]:
     sentences = []
     if not {"partition.clients", "clients_per_round", "rounds"} & set(apart):
         clients = len(runs[0].partition.get("labelled", ())) or experiment.partition.clients
-        drawn = f"{experiment.clients_per_round} of {clients} clients"
+        drawn = f"{min(experiment.clients_per_round, clients)} of {clients} clients"
         sentences.append(f"{drawn} train in each of {experiment.rounds} rounds.")
     if not {"partition.setting", "partition.gamma"} & set(apart):
         dirichlet = experiment.partition.setting.endswith("-dir")

@@ -13,6 +13,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from feddure.errors import ConfigError
 from feddure.files import write_whole
@@ -74,6 +75,17 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+
+
+class PercentTicks(PercentFormatter):
+    """Shares as per cent with as many decimals as the ticks need: 45 % and 50 %, but 42.5 % and 45.0 %."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, decimals=0)
+
+    def format_ticks(self, values: list[float]) -> list[str]:
+        self.decimals = next((d for d in (0, 1) if all(abs(100 * v - round(100 * v, d)) < 1e-6 for v in values)), 2)
+        return super().format_ticks(values)
 
 
 def applied() -> AbstractContextManager[None]:

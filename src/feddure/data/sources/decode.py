@@ -12,6 +12,7 @@ import os
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -21,7 +22,10 @@ import numpy as np
 
 from feddure.data.sources import images as images_program
 from feddure.data.sources.progress import bar
-from feddure.errors import DataError
+from feddure.errors import DataError, FeddureWarning
+
+MOST_PROBLEMS = 20
+"""Files that an error names; of more it says how many there are."""
 
 FILES_PER_PROCESS = 32
 """A process is worth starting for this many files."""
@@ -34,35 +38,71 @@ class Rule:
     size: int
     channels: int
     resize: bool = True
+    depth: int = images_program.FULL_DEPTH
 
 
 def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> np.ndarray:
-    """All images as uint8 [images, size, size, channels], in the order of `paths`."""
+    """All images as uint8 [images, size, size, channels], in the order of `paths`; a warning if they look too dark."""
     images = np.empty((len(paths), rule.size, rule.size, rule.channels), dtype=np.uint8)
+    peaks = np.zeros(len(paths), dtype=np.uint16)
+    problems: dict[Path, str] = {}
     processes = min(_cores(), len(paths) // FILES_PER_PROCESS)
     with bar(description, len(paths), progress) as advance:
         if processes > 1:
-            _in_processes(paths, rule, images, processes, advance)
+            _in_processes(paths, rule, images, peaks, problems, processes, advance)
         else:
-            _in_this_process(paths, rule, images, advance)
+            _in_this_process(paths, rule, images, peaks, problems, advance)
+    if problems:
+        found = [f"{path}: {problems[path]}" for path in paths if path in problems]
+        more = [f"and {len(found) - MOST_PROBLEMS:,} more files"] if len(found) > MOST_PROBLEMS else []
+        raise DataError("\n".join([*found[:MOST_PROBLEMS], *more]))
+    _note_narrow(peaks, rule)
     return images
+
+
+def _note_narrow(peaks: np.ndarray, rule: Rule) -> None:
+    """Say so where 16-bit files look like images of fewer bits: unscaled they are nearly black."""
+    narrow = peaks[(peaks > 0) & (peaks < 2**images_program.FULL_DEPTH // 4)]
+    if rule.depth < images_program.FULL_DEPTH or not len(narrow):
+        return
+    bits = int(narrow.max()).bit_length()
+    bits += bits % 2  # detectors have 10, 12 or 14
+    warnings.warn(
+        f"{len(narrow):,} 16-bit image(s) use less than a quarter of the range (values up to {narrow.max():,} of "
+        f"65,535) and become nearly black: were they {bits}-bit? Say so with folder:PATH?depth={bits}, or convert them",
+        FeddureWarning,
+        stacklevel=3,
+    )
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_this_process(paths: Sequence[Path], rule: Rule, images: np.ndarray, advance: Callable[[int], None]) -> None:
+def _in_this_process(
+    paths: Sequence[Path],
+    rule: Rule,
+    images: np.ndarray,
+    peaks: np.ndarray,
+    problems: dict[Path, str],
+    advance: Callable[[int], None],
+) -> None:
     for position, path in enumerate(paths):
         try:
-            images[position] = images_program.read(path, **asdict(rule))
+            images[position], peaks[position] = images_program.read_with_peak(path, **asdict(rule))
         except images_program.Unreadable as problem:
-            raise DataError(f"{path}: {problem}") from None
+            problems[path] = str(problem)
         advance(1)
 
 
 def _in_processes(
-    paths: Sequence[Path], rule: Rule, images: np.ndarray, count: int, advance: Callable[[int], None]
+    paths: Sequence[Path],
+    rule: Rule,
+    images: np.ndarray,
+    peaks: np.ndarray,
+    problems: dict[Path, str],
+    count: int,
+    advance: Callable[[int], None],
 ) -> None:
     # -P keeps the folder of the program, whose modules are not meant to be imported bare, off the path.
     command = [sys.executable, "-P", images_program.__file__]
@@ -75,7 +115,11 @@ def _in_processes(
             for start, stop in itertools.pairwise(cuts):
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
                 processes.append(process)
-                followed.append(threads.submit(_follow, process, paths[start:stop], rule, images[start:stop], advance))
+                part = slice(start, stop)
+                answer = threads.submit(
+                    _follow, process, paths[part], rule, images[part], peaks[part], problems, advance
+                )
+                followed.append(answer)
             for future in as_completed(followed):
                 future.result()
         finally:
@@ -89,6 +133,8 @@ def _follow(
     paths: Sequence[Path],
     rule: Rule,
     images: np.ndarray,
+    peaks: np.ndarray,
+    problems: dict[Path, str],
     advance: Callable[[int], None],
 ) -> None:
     assert process.stdin is not None
@@ -97,13 +143,16 @@ def _follow(
         # A process that is gone already is found out below, where its first answer is missing.
         with contextlib.suppress(BrokenPipeError), process.stdin as orders:
             orders.write(json.dumps({"rule": asdict(rule), "paths": [str(path) for path in paths]}).encode())
-        for path, image in zip(paths, images, strict=True):
+        for position, (path, image) in enumerate(zip(paths, images, strict=True)):
             mark = answers.read(1)
             if mark == images_program.BAD:
                 (length,) = struct.unpack("<I", answers.read(4))
-                raise DataError(f"{path}: {answers.read(length).decode()}")
-            pixels = answers.read(image.nbytes)
+                problems[path] = answers.read(length).decode()
+                advance(1)
+                continue
+            peak, pixels = answers.read(2), answers.read(image.nbytes)
             if mark != images_program.GOOD or len(pixels) != image.nbytes:
                 raise DataError(f"{path}: the process that decoded it ended early; is memory short?")
+            (peaks[position],) = struct.unpack("<H", peak)
             image[:] = np.frombuffer(pixels, dtype=np.uint8).reshape(image.shape)
             advance(1)

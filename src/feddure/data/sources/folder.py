@@ -6,10 +6,11 @@
 
 or, where each site is to be one client, PATH/clients/<site>/labelled/ and PATH/clients/<site>/unlabelled/ in
 place of the first two. Files are taken in the order of their names; hidden files are passed over. The name of
-the data set may end in options: `folder:PATH?size=32&channels=3` (these are the defaults); `images.py` states
-how a file becomes a square of that size. Mean and standard deviation are measured on the training images.
+the data set may end in options: `folder:PATH?size=32&channels=3&depth=16` (these are the defaults); `images.py`
+states how a file becomes a square of that size. Mean and standard deviation are measured on the training images.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.listing import entries, files_below
+from feddure.data.sources.images import FULL_DEPTH
+from feddure.data.sources.listing import entries, files_below, name_of, spelling_problems
 from feddure.data.sources.normalisation import measure
 from feddure.errors import DataError
 
@@ -27,33 +29,36 @@ from feddure.errors import DataError
 @dataclass(frozen=True)
 class _Image:
     path: Path
-    kind: str | None  # the class, or None where it is not known
+    class_folder: Path | None  # None where the class is not known
     site: int = 0
+
+    @property
+    def kind(self) -> str | None:
+        return None if self.class_folder is None else name_of(self.class_folder)
 
 
 def load(where: str, progress: bool = False) -> Dataset:
     """The data set in a folder; `where` is the path with its options."""
     root, rule = _parse(where)
-    sites, images = _training(root)
-    tests = list(_labelled(root / "test"))
+    problems: list[str] = []
+    sites, images = _training(root, problems)
+    tests = list(_labelled(root / "test", problems)) if (root / "test").is_dir() else []
+    known = dict.fromkeys(image.class_folder for image in (*images, *tests) if image.class_folder is not None)
+    problems += spelling_problems(known, "class")
     classes = tuple(sorted({image.kind for image in images if image.kind is not None}))
-    if len(classes) < 2:
-        found = ", ".join(classes) or "none"
-        raise DataError(f"{root}: classes in labelled/: {found}; expected 2 or more: labelled/<class>/")
-    for image in tests:
-        if image.kind not in classes:
-            raise DataError(
-                f"{root / 'test' / str(image.kind)}: no labelled folder has this class; there are: {', '.join(classes)}"
-            )
+    if not problems:  # or else these would follow from them
+        problems += _class_problems(root, classes, tests)
+    if problems:
+        raise DataError("\n".join(problems))
     number: dict[str | None, int] = {kind: position for position, kind in enumerate(classes)}
     number[None] = UNKNOWN
-    pixels = decode_all([image.path for image in images], rule, "decoding training images", progress)
-    mean, std = measure(pixels)
+    pixels = decode_all([image.path for image in (*images, *tests)], rule, "decoding images", progress)
+    mean, std = measure(pixels[: len(images)])
     return Dataset(
         name=f"folder:{where}",
-        images=pixels,
+        images=pixels[: len(images)],
         labels=np.array([number[image.kind] for image in images], dtype=np.int64),
-        test_images=decode_all([image.path for image in tests], rule, "decoding test images", progress),
+        test_images=pixels[len(images) :],
         test_labels=np.array([number[image.kind] for image in tests], dtype=np.int64),
         classes=classes,
         mean=mean,
@@ -64,9 +69,15 @@ def load(where: str, progress: bool = False) -> Dataset:
     )
 
 
+def depth_of(name: str) -> int:
+    """The bits of grey values in 16-bit files that a data set's name states."""
+    query = name.partition("?")[2] if name.startswith("folder:") else ""
+    return int(dict(parse_qsl(query)).get("depth", FULL_DEPTH))
+
+
 def _parse(where: str) -> tuple[Path, Rule]:
     location, _, query = where.partition("?")
-    options = {"size": 32, "channels": 3}
+    options = {"size": 32, "channels": 3, "depth": FULL_DEPTH}
     try:
         given = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
@@ -74,71 +85,84 @@ def _parse(where: str) -> tuple[Path, Rule]:
     for key, value in given:
         if key not in options:
             raise DataError(f"folder:{where}: unknown option '{key}'; there are: {', '.join(options)}")
-        if not (value.isascii() and value.isdigit()):
+        if not re.fullmatch("-?[0-9]{1,9}", value):
             raise DataError(f"folder:{where}: {key} is '{value}', expected a whole number")
         options[key] = int(value)
-    if not 1 <= options["size"] <= 4096:
-        raise DataError(f"folder:{where}: size is {options['size']}, expected 1 to 4096 pixels")
+    if not 5 <= options["size"] <= 4096:
+        raise DataError(f"folder:{where}: size is {options['size']}, expected 5 to 4096 pixels")
     if options["channels"] not in (1, 3):
         raise DataError(f"folder:{where}: channels is {options['channels']}, expected 1 (grey) or 3 (colour)")
+    if not 8 <= options["depth"] <= FULL_DEPTH:
+        raise DataError(f"folder:{where}: depth is {options['depth']}, expected 8 to {FULL_DEPTH} bits")
     root = Path(location).expanduser()
     if not location or not root.is_dir():
         raise DataError(f"folder:{where}: there is no folder '{location}'; expected labelled/ and test/ in it")
-    return root, Rule(size=options["size"], channels=options["channels"])
+    return root, Rule(size=options["size"], channels=options["channels"], depth=options["depth"])
 
 
-def _training(root: Path) -> tuple[tuple[str, ...], list[_Image]]:
-    parts = _parts(root, {"labelled", "unlabelled", "test", "clients"})
+def _class_problems(root: Path, classes: tuple[str, ...], tests: list[_Image]) -> Iterator[str]:
+    if len(classes) < 2:
+        yield f"{root}: classes in labelled/: {', '.join(classes) or 'none'}; expected 2 or more: labelled/<class>/"
+    for folder in dict.fromkeys(image.class_folder for image in tests if image.kind not in classes):
+        yield f"{folder}: no labelled folder has this class; there are: {', '.join(classes)}"
+
+
+def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_Image]]:
+    parts = _parts(root, {"labelled", "unlabelled", "test", "clients"}, problems)
     if "test" not in parts:
-        raise DataError(f"{root}: no test/ folder; expected test/<class>/ with the images to test on")
+        problems.append(f"{root}: no test/ folder; expected test/<class>/ with the images to test on")
     if "clients" not in parts:
-        return (), list(_owned(root, parts))
+        return (), list(_owned(root, parts, problems))
     if parts & {"labelled", "unlabelled"}:
-        raise DataError(f"{root}: both clients/ and labelled/ or unlabelled/ are there: use one of the two layouts")
-    folders = _subfolders(root / "clients", "site")
+        problems.append(f"{root}: both clients/ and labelled/ or unlabelled/ are there: use one of the two layouts")
+    folders = _subfolders(root / "clients", "site", problems)
+    problems += spelling_problems(folders, "site")
     images: list[_Image] = []
     for site, folder in enumerate(folders):
-        images += _owned(folder, _parts(folder, {"labelled", "unlabelled"}), site)
-    return tuple(folder.name for folder in folders), images
+        images += _owned(folder, _parts(folder, {"labelled", "unlabelled"}, problems), problems, site)
+    names = tuple(map(name_of, folders))
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        problems.append(f"{root / 'clients'}: two folders of the name '{name}', written in different characters")
+    return names, images
 
 
-def _owned(folder: Path, parts: set[str], site: int = 0) -> Iterator[_Image]:
+def _owned(folder: Path, parts: set[str], problems: list[str], site: int = 0) -> Iterator[_Image]:
     """The training images of one owner, the labelled ones first."""
     if not parts & {"labelled", "unlabelled"}:
-        raise DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images")
+        problems.append(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images")
     if "labelled" in parts:
-        yield from _labelled(folder / "labelled", site)
+        yield from _labelled(folder / "labelled", problems, site)
     if "unlabelled" in parts:
-        for path in _images_below(folder / "unlabelled"):
+        for path in _images_below(folder / "unlabelled", problems):
             yield _Image(path, None, site)
 
 
-def _labelled(folder: Path, site: int = 0) -> Iterator[_Image]:
-    for class_folder in _subfolders(folder, "class"):
-        for path in _images_below(class_folder):
-            yield _Image(path, class_folder.name, site)
+def _labelled(folder: Path, problems: list[str], site: int = 0) -> Iterator[_Image]:
+    for class_folder in _subfolders(folder, "class", problems):
+        for path in _images_below(class_folder, problems):
+            yield _Image(path, class_folder, site)
 
 
-def _parts(folder: Path, known: set[str]) -> set[str]:
+def _parts(folder: Path, known: set[str], problems: list[str]) -> set[str]:
     """The known folders that are there; any other is an error, or a misspelt one would be left out unseen."""
     found = {entry.name for entry in entries(folder) if entry.is_dir()}
     for name in sorted(found - known):
-        raise DataError(f"{folder / name}: unknown folder; expected {', '.join(sorted(known))}")
-    return found
+        problems.append(f"{folder / name}: unknown folder; expected {', '.join(sorted(known))}")
+    return found & known
 
 
-def _subfolders(folder: Path, what: str) -> list[Path]:
+def _subfolders(folder: Path, what: str, problems: list[str]) -> list[Path]:
     found = entries(folder)
     for entry in found:
         if not entry.is_dir():
-            raise DataError(f"{entry}: expected only folders here; move it into the folder of its {what}")
+            problems.append(f"{entry}: expected only folders here; move it into the folder of its {what}")
     if not found:
-        raise DataError(f"{folder}: is empty; expected a folder for each {what}")
-    return found
+        problems.append(f"{folder}: is empty; expected a folder for each {what}")
+    return [entry for entry in found if entry.is_dir()]
 
 
-def _images_below(folder: Path) -> list[Path]:
+def _images_below(folder: Path, problems: list[str]) -> list[Path]:
     paths = list(files_below(folder))
     if not paths:
-        raise DataError(f"{folder}: no images in it; add some or remove the folder")
+        problems.append(f"{folder}: no images in it; add some or remove the folder")
     return paths

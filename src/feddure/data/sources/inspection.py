@@ -38,6 +38,7 @@ class Inspection:
     fingerprint: str
     official: bool | None
     deviations: list[str]
+    notes: list[str]  # what is allowed, but perhaps not meant
 
 
 def inspect(dataset: Dataset, source: Source | None = None) -> Inspection:
@@ -71,6 +72,7 @@ def inspect(dataset: Dataset, source: Source | None = None) -> Inspection:
         fingerprint=dataset.fingerprint,
         official=not deviations if known else None,
         deviations=deviations,
+        notes=[f"class '{counts.name}' has no test image" for counts in classes if not counts.test],
     )
 
 
