@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -282,15 +283,20 @@ class TestCtrlC:
         monkeypatch.setattr(Control, "stop", lambda self, number: found.append(number))
         return found
 
-    def test_while_it_is_watched_the_run_is_stopped(
-        self, own: ServerFolder, stopped: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def interrupted(self, own: ServerFolder, stream: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What is shown of a run that is interrupted while it is watched."""
         monkeypatch.setattr(Control, "runs", lambda self: [])
         monkeypatch.setattr(Control, "start", lambda self, options: "7")
-        monkeypatch.setattr(run, "_stream", ended)
+        monkeypatch.setattr(run, "_stream", stream)
         shown: list[str] = []
         with pytest.raises(Ended):
             run.run(own, Options(), own.runs / "a", shown.append)
+        return shown
+
+    def test_while_it_is_watched_the_run_is_stopped(
+        self, own: ServerFolder, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = self.interrupted(own, ended, monkeypatch)
         assert stopped == ["7"]
         assert not any("--resume" in line for line in shown)
 
@@ -301,12 +307,7 @@ class TestCtrlC:
             begin(own.runs / "a", agreed)
             raise Ended(signal.SIGINT)
 
-        monkeypatch.setattr(Control, "runs", lambda self: [])
-        monkeypatch.setattr(Control, "start", lambda self, options: "7")
-        monkeypatch.setattr(run, "_stream", stream)
-        shown: list[str] = []
-        with pytest.raises(Ended):
-            run.run(own, Options(), own.runs / "a", shown.append)
+        shown = self.interrupted(own, stream, monkeypatch)
         assert shown[-1].startswith("go on with: feddure federate run")
 
     def test_while_it_is_handed_in_only_the_new_run_is_stopped(

@@ -54,9 +54,9 @@ def unable(*_):
     os._exit(7)
 
 def work_without_gpu(*arguments):
-    from feddure.studies import grid_failures, grid_processes
+    from feddure.studies import grid_child, grid_failures
     grid_failures.is_usable = lambda device: False
-    grid_processes._work(*arguments)
+    grid_child.work(*arguments)
 """
 
 DRIVER = """
@@ -175,7 +175,7 @@ def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path,
 def test_processes_that_cannot_be_started(tmp_path, images, monkeypatch):
     import some_methods
 
-    monkeypatch.setattr("feddure.studies.grid_processes._work", some_methods.unable)
+    monkeypatch.setattr("feddure.studies.grid_processes.work", some_methods.unable)
     with pytest.raises(RunError, match=r"no process can be started \(the last one ended with exit code 7\)"):
         measure_in_processes(cells(0, 1, 2), Store(tmp_path), lambda name: images, 2)
 
@@ -236,7 +236,7 @@ def open_absent():
 def test_a_process_that_cannot_use_its_gpu_any_more_is_replaced(tmp_path, images, monkeypatch):
     import some_methods
 
-    monkeypatch.setattr("feddure.studies.grid_processes._work", some_methods.work_without_gpu)
+    monkeypatch.setattr("feddure.studies.grid_processes.work", some_methods.work_without_gpu)
     bad, good = cells(3, 4, method="some_methods:Faulty", rounds=9), cells(0)  # those first: they cost most
     store = Store(tmp_path)
     with pytest.warns(FeddureWarning), pytest.raises(CellsFailed) as caught:

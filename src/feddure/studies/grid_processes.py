@@ -7,84 +7,27 @@ the most expensive first where it can, passes on what its children report, and e
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, NamedTuple
+from multiprocessing.connection import wait
+from typing import Any
 
 import torch
 
-from feddure import errors
 from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
-from feddure.studies.cells import Cell, Measurement, Store, named
-from feddure.studies.grid import Bench, Distant, GridStopped, Load, Watcher, portions, program_of, unmeasured
+from feddure.studies.cells import Cell, Store, named
+from feddure.studies.grid import Distant, GridStopped, Load, Watcher, portions, program_of, unmeasured
+from feddure.studies.grid_child import Begins, Failed, Finished, Lost, Note, Ready, Round, Wants, on_gpu, work
 from feddure.studies.grid_cost import reference_seconds
 from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure
-from feddure.tracking import records
-from feddure.tracking.console import Federation as Watched
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 60.0
-
-
-# What a child tells its parent.
-
-
-class _Ready(NamedTuple):
-    """It wants a group of cells, or to be sent home with None."""
-
-
-class _Wants(NamedTuple):
-    """It needs a data set."""
-
-    dataset: str
-
-
-class _Begins(NamedTuple):
-    """These cells, by their hashes, start or go on after so many rounds."""
-
-    rounds: dict[str, int]
-
-
-class _Round(NamedTuple):
-    """A cell has done a round."""
-
-    cell: str
-    number: int
-    record: records.Record
-    seconds: float
-
-
-class _Finished(NamedTuple):
-    """A cell is kept."""
-
-    cell: str
-
-
-class _Lost(NamedTuple):
-    """Cells will not be finished, or not together."""
-
-    cells: list[str]
-
-
-class _Note(NamedTuple):
-    """The user should know."""
-
-    text: str
-
-
-class _Failed(NamedTuple):
-    """It ends with an error."""
-
-    error: Exception
 
 
 def measure_in_processes(
@@ -100,7 +43,7 @@ def measure_in_processes(
     Data sets are loaded here and handed on. Cells that an error in code ends, or whose process is lost, are left out
     and named at the end, as the same cells would probably end another one too.
     """
-    waiting = portions(unmeasured(cells, store), together, _on_gpu)
+    waiting = portions(unmeasured(cells, store), together, on_gpu)
     waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
     parent = _Parent(store, load, together, watcher, min(processes, len(waiting)))
     with stopping() as stop:
@@ -120,17 +63,13 @@ def choose(waiting: Sequence[Sequence[Cell]], own: str | None, others: Collectio
     return min(range(len(programs)), key=lambda n: (programs[n] != own, programs[n] in others, n))
 
 
-def _on_gpu(cell: Cell) -> bool:
-    return cell.experiment.engine.device != "cpu" and torch.cuda.is_available()
-
-
 class _Child:
     """A process as its parent sees it."""
 
     def __init__(self, store: Store, together: int | None, threads: int):
         context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
         self.connection, end = context.Pipe()
-        self.process = context.Process(target=_work, args=(end, store, together, threads))
+        self.process = context.Process(target=work, args=(end, store, together, threads))
         resource_tracker.ensure_running()  # which would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child is not ready for one yet
         try:
@@ -243,34 +182,34 @@ class _Parent:
 
     def _heed(self, child: _Child, message: Any) -> None:
         match message:
-            case _Ready():
+            case Ready():
                 child.give(self._next(child))
-            case _Wants(name):
+            case Wants(name):
                 if not self._stopped:
                     child.send(self._dataset(name))
-            case _Begins(rounds):
+            case Begins(rounds):
                 child.federations = {cell: Distant(child.cells[cell].experiment, n) for cell, n in rounds.items()}
                 if self._watcher:
                     self._watcher.group_begins(list(child.federations.values()))
-            case _Round(cell, number, record, seconds):
+            case Round(cell, number, record, seconds):
                 federation = child.federations[cell]
                 federation.round = number
                 if self._watcher:
                     self._watcher.round_done(federation, record, seconds)
-            case _Finished(cell):
+            case Finished(cell):
                 found = self._store.find(child.cells[cell])
                 if self._watcher and found is not None:
                     self._watcher.cell_done(child.cells[cell], found)
-            case _Lost(cells):
+            case Lost(cells):
                 if self._watcher:
                     self._watcher.cells_lost([child.cells[cell] for cell in cells])
             case Failure():
                 self._failures.append(message)
-            case _Note(text):
+            case Note(text):
                 if text not in self._said:
                     self._said.add(text)
                     warnings.warn(text, FeddureWarning, stacklevel=2)
-            case _Failed(error):
+            case Failed(error):
                 child.leaves = True
                 self._error = self._error or error
                 self._stop()
@@ -327,117 +266,3 @@ def _at_once() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# --- in the child ------------------------------------------------------------------------------------------------
-
-
-class _Alone(RunError):
-    """There is no parent any more."""
-
-
-def _work(connection: Connection, store: Store, together: int | None, threads: int) -> None:
-    """What a child does: one group after the other, until it is sent home or asked to stop."""
-    os.setpgid(0, 0)  # Ctrl-C is the parent's to pass on
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # a user's modules are looked for there
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    reporter = _Reporter(connection)
-    failed = None
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        failed = _serve(reporter, Bench(store, reporter.load, together, reporter), threads)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    if failed is not None:
-        reporter.say(_Failed(failed))
-
-
-def _serve(reporter: "_Reporter", bench: Bench, threads: int) -> Exception | None:
-    """Measure what the parent hands out; returns an error that it should know of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", FeddureWarning)
-        warnings.showwarning = reporter.warned
-        try:
-            while group := reporter.ask(_Ready()):
-                if not _on_gpu(group[0]):
-                    torch.set_num_threads(threads)
-                for failure in bench.measure(group):
-                    reporter.say(failure)
-                if not bench.usable:
-                    sys.exit(1)  # to another process the GPU is as good as new
-        except (GridStopped, _Alone):
-            return None
-        except (torch.OutOfMemoryError, MemoryError):
-            sys.exit(1)  # the others may have enough when this one is gone
-        except Exception as error:
-            return _portable(error)
-    return None
-
-
-class _Reporter:
-    """Tells the parent all that a grid tells who watches it, and asks it for work and data."""
-
-    def __init__(self, connection: Connection):
-        self._connection = connection
-        self._alone = False
-        self._hashes: dict[int, str] = {}
-        self._dataset: tuple[str, Dataset] | None = None
-
-    def say(self, message: tuple[Any, ...]) -> None:
-        """Without a parent to hear it, what is under way is kept and the process ends."""
-        if self._alone:
-            return
-        try:
-            self._connection.send(message)
-        except OSError:
-            self._alone = True
-            signal.raise_signal(signal.SIGTERM)
-
-    def ask(self, message: tuple[Any, ...]) -> Any:
-        """Say something that has an answer."""
-        self.say(message)
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            raise _Alone from None
-
-    def load(self, name: str) -> Dataset:
-        """One data set in memory at a time."""
-        if self._dataset is None or self._dataset[0] != name:
-            self._dataset = None
-            answer = self.ask(_Wants(name))
-            if isinstance(answer, DatasetFailed):
-                raise answer
-            self._dataset = name, answer
-        return self._dataset[1]
-
-    def warned(self, message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        """What Python calls to print a warning; those of other packages are not the user's business."""
-        if issubclass(category, FeddureWarning):
-            self.say(_Note(str(message)))
-
-    def group_begins(self, federations: Sequence[Watched]) -> None:
-        self._hashes = {id(one): Cell("", "", one.experiment).hash for one in federations}
-        self.say(_Begins({self._hashes[id(one)]: one.round for one in federations}))
-
-    def round_done(self, federation: Watched, record: records.Record, seconds: float) -> None:
-        brief: records.Record = {name: record[name] for name in ("round", "test") if name in record}
-        self.say(_Round(self._hashes[id(federation)], federation.round, brief, seconds))
-
-    def cell_done(self, cell: Cell, measurement: Measurement) -> None:
-        self.say(_Finished(cell.hash))
-
-    def cells_lost(self, cells: Sequence[Cell]) -> None:
-        self.say(_Lost([cell.hash for cell in cells]))
-
-
-def _portable(error: Exception) -> Exception:
-    """The user's mistake as it is; an error in code with the traceback that it had here."""
-    if isinstance(error, errors.FeddureError):
-        kind = type(error) if type(error).__module__ == errors.__name__ else RunError
-        return kind(str(error))
-    return RuntimeError("in another process:\n" + "".join(traceback.format_exception(error)))

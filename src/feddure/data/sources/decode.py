@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,22 @@ class Rule:
     depth: int = images_program.FULL_DEPTH
 
 
+@dataclass(frozen=True)
+class _Work:
+    """Files to decode, and where what is found in them goes."""
+
+    paths: Sequence[Path]
+    rule: Rule
+    images: np.ndarray
+    peaks: np.ndarray
+    problems: dict[Path, str]
+    advance: Callable[[int], None]
+
+    def part(self, start: int, stop: int) -> "_Work":
+        piece = slice(start, stop)
+        return replace(self, paths=self.paths[piece], images=self.images[piece], peaks=self.peaks[piece])
+
+
 def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> np.ndarray:
     """All images as uint8 [images, size, size, channels], in the order of `paths`; a warning if they look too dark."""
     images = np.empty((len(paths), rule.size, rule.size, rule.channels), dtype=np.uint8)
@@ -48,10 +64,11 @@ def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bo
     problems: dict[Path, str] = {}
     processes = min(_cores(), len(paths) // FILES_PER_PROCESS)
     with bar(description, len(paths), progress) as advance:
+        work = _Work(paths, rule, images, peaks, problems, advance)
         if processes > 1:
-            _in_processes(paths, rule, images, peaks, problems, processes, advance)
+            _in_processes(work, processes)
         else:
-            _in_this_process(paths, rule, images, peaks, problems, advance)
+            _in_this_process(work)
     if problems:
         found = [f"{path}: {problems[path]}" for path in paths if path in problems]
         more = [f"and {len(found) - MOST_PROBLEMS:,} more files"] if len(found) > MOST_PROBLEMS else []
@@ -79,35 +96,21 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_this_process(
-    paths: Sequence[Path],
-    rule: Rule,
-    images: np.ndarray,
-    peaks: np.ndarray,
-    problems: dict[Path, str],
-    advance: Callable[[int], None],
-) -> None:
-    for position, path in enumerate(paths):
+def _in_this_process(work: _Work) -> None:
+    for position, path in enumerate(work.paths):
         try:
-            images[position], peaks[position] = images_program.read_with_peak(path, **asdict(rule))
+            read = images_program.read_with_peak(path, **asdict(work.rule))
+            work.images[position], work.peaks[position] = read
         except images_program.Unreadable as problem:
-            problems[path] = str(problem)
-        advance(1)
+            work.problems[path] = str(problem)
+        work.advance(1)
 
 
-def _in_processes(
-    paths: Sequence[Path],
-    rule: Rule,
-    images: np.ndarray,
-    peaks: np.ndarray,
-    problems: dict[Path, str],
-    count: int,
-    advance: Callable[[int], None],
-) -> None:
+def _in_processes(work: _Work, count: int) -> None:
     # -P keeps the folder of the program, whose modules are not meant to be imported bare, off the path.
     command = [sys.executable, "-P", images_program.__file__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    cuts = [len(paths) * number // count for number in range(count + 1)]
+    cuts = [len(work.paths) * number // count for number in range(count + 1)]
     processes: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(count) as threads:
         try:
@@ -115,11 +118,7 @@ def _in_processes(
             for start, stop in itertools.pairwise(cuts):
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
                 processes.append(process)
-                part = slice(start, stop)
-                answer = threads.submit(
-                    _follow, process, paths[part], rule, images[part], peaks[part], problems, advance
-                )
-                followed.append(answer)
+                followed.append(threads.submit(_follow, process, work.part(start, stop)))
             for future in as_completed(followed):
                 future.result()
         finally:
@@ -128,31 +127,23 @@ def _in_processes(
                 process.wait()
 
 
-def _follow(
-    process: subprocess.Popen[bytes],
-    paths: Sequence[Path],
-    rule: Rule,
-    images: np.ndarray,
-    peaks: np.ndarray,
-    problems: dict[Path, str],
-    advance: Callable[[int], None],
-) -> None:
+def _follow(process: subprocess.Popen[bytes], work: _Work) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdout as answers:
         # A process that is gone already is found out below, where its first answer is missing.
         with contextlib.suppress(BrokenPipeError), process.stdin as orders:
-            orders.write(json.dumps({"rule": asdict(rule), "paths": [str(path) for path in paths]}).encode())
-        for position, (path, image) in enumerate(zip(paths, images, strict=True)):
+            orders.write(json.dumps({"rule": asdict(work.rule), "paths": [str(path) for path in work.paths]}).encode())
+        for position, (path, image) in enumerate(zip(work.paths, work.images, strict=True)):
             mark = answers.read(1)
             if mark == images_program.BAD:
                 (length,) = struct.unpack("<I", answers.read(4))
-                problems[path] = answers.read(length).decode()
-                advance(1)
+                work.problems[path] = answers.read(length).decode()
+                work.advance(1)
                 continue
             peak, pixels = answers.read(2), answers.read(image.nbytes)
             if mark != images_program.GOOD or len(pixels) != image.nbytes:
                 raise DataError(f"{path}: the process that decoded it ended early; is memory short?")
-            (peaks[position],) = struct.unpack("<H", peak)
+            (work.peaks[position],) = struct.unpack("<H", peak)
             image[:] = np.frombuffer(pixels, dtype=np.uint8).reshape(image.shape)
-            advance(1)
+            work.advance(1)
