@@ -169,16 +169,31 @@ def test_a_line_is_broken_where_a_point_is_not_measured():
     assert np.isnan(line.get_ydata()).tolist() == [False, True, False, False]
 
 
-def test_a_point_alone_has_a_bar_where_a_band_would_not_be_seen():
-    def places_of_bars(accuracies, skip=()):
-        drawn = figures.figure(chart(accuracies, skip)).axes[0].containers
-        return [
-            bar[0] for container in drawn for bars in container.lines[2] for bar in np.array(bars.get_segments())[:, 0]
-        ]
+def places_of_bars(rows):
+    drawn = figures.figure(rows).axes[0].containers
+    return [bar[0] for container in drawn for bars in container.lines[2] for bar in np.array(bars.get_segments())[:, 0]]
 
-    assert places_of_bars(SEEDS[1], skip=(0.5,)) == [0.3, 0.3]  # of two methods
-    assert places_of_bars(SEEDS[1], skip=(0.3, 0.5, 0.7)) == [1.0, 1.0]
-    assert places_of_bars(SEEDS[1]) == places_of_bars(SEEDS[0], skip=(0.5,)) == []
+
+def test_a_point_alone_has_a_bar_where_a_band_would_not_be_seen():
+    assert places_of_bars(chart(SEEDS[1], skip=(0.5,))) == [0.3, 0.3]  # of two methods
+    assert places_of_bars(chart(SEEDS[1], skip=(0.3, 0.5, 0.7))) == [1.0, 1.0]
+    assert places_of_bars(chart(SEEDS[1])) == places_of_bars(chart(SEEDS[0], skip=(0.5,))) == []
+
+
+def test_a_point_of_one_seed_has_no_band_and_is_hollow_where_others_have_more():
+    seeds = {0.3: SEEDS[0], 0.5: SEEDS[1], 0.7: SEEDS[0], 1.0: SEEDS[0]}
+    rows = [synthetic.row("gamma", "feddure", own, value=value) for value, own in seeds.items()]
+    figure = figures.figure(rows)
+    line, hollow = figure.axes[0].lines[0], figure.axes[0].lines[-1]
+    assert not np.isnan(line.get_ydata()).any()
+    assert hollow.get_xdata().tolist() == [0.3, 0.7, 1.0]
+    assert hollow.get_markerfacecolor() == "white"
+    assert hollow.get_marker() == line.get_marker()
+    (band,) = figure.axes[0].collections[:1]
+    assert not any(path.vertices[:, 0].min() < path.vertices[:, 0].max() for path in band.get_paths())
+    assert places_of_bars(rows) == [0.5]
+    assert any("(hollow: one seed)" in text for text in words(figure))
+    assert not any("hollow" in text for text in words(figures.figure(chart(SEEDS[0]))))
 
 
 def test_charts_say_what_the_paper_leaves_open():

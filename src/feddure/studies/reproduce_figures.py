@@ -131,6 +131,7 @@ def along_axis(rows: Sequence[Row]) -> Figure:
     wide = width * len(found)
     alike, rows = _said_once(rows, wide=wide)
     found = panels(rows)
+    mixed = _some_of_one_seed(rows)
     shown = looks(map(_line_of, rows))
     texts = [names.fitted(names.in_words(*line), wide - 1.2, 8) for line in shown]
     across = int((wide - 0.6) / (0.7 + max(names.inches(lines, 8) for lines in texts)))
@@ -154,7 +155,8 @@ def along_axis(rows: Sequence[Row]) -> Figure:
             if not any(row.measured for row in panel):
                 _say_nothing_measured(axes)
             for line, look in shown.items():
-                _line(axes, [row for row in panel if _line_of(row) == line and row.measured], values, look)
+                own = [row for row in panel if _line_of(row) == line and row.measured]
+                _line(axes, own, values, look, hollow=mixed)
             axes.set_xlabel(_AXES[study.axis])
             axes.set_ylabel("test accuracy, %")
             axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
@@ -187,21 +189,33 @@ _AXES = {
 }
 
 
-def _line(axes: Axes, own: Sequence[Row], values: Sequence[float], look: Look) -> None:
-    """A method along the axis; broken where a point is not measured, with a bar where a band would have no width."""
+def _line(axes: Axes, own: Sequence[Row], values: Sequence[float], look: Look, hollow: bool) -> None:
+    """A method along the axis, broken where a point is not measured.
+
+    A band joins neighbours of several seeds each, a bar stands where there is no such neighbour. A point of one seed
+    has neither, and is hollow where others have more.
+    """
     found = {row.value: row.last10 for row in own if row.last10 is not None}
     if not found:
         return
-    spreads = [found.get(value) for value in values]
-    mean = np.array([np.nan if spread is None else spread.mean for spread in spreads])
-    deviation = np.array([0.0 if spread is None else spread.deviation or 0.0 for spread in spreads])
-    axes.plot(values, mean, markersize=5, **look)
-    axes.fill_between(values, mean - deviation, mean + deviation, color=look["color"], alpha=0.13, linewidth=0)
-    beside = np.concatenate([[np.nan], mean, [np.nan]])
-    lonely = np.isnan(beside[:-2]) & np.isnan(beside[2:]) & (deviation > 0)
+    at = np.array(values)
+    mean, deviation = np.full(len(at), np.nan), np.full(len(at), np.nan)
+    for place, spread in enumerate(map(found.get, values)):
+        if spread is not None:
+            mean[place] = spread.mean
+            deviation[place] = np.nan if spread.deviation is None else spread.deviation
+    axes.plot(at, mean, markersize=5, **look)
+    axes.fill_between(at, mean - deviation, mean + deviation, color=look["color"], alpha=0.13, linewidth=0)
+    spread_out = ~np.isnan(deviation)
+    beside = np.concatenate([[False], spread_out, [False]])
+    lonely = spread_out & ~beside[:-2] & ~beside[2:]
     if lonely.any():
-        at, middle = np.array(values)[lonely], mean[lonely]
-        axes.errorbar(at, middle, deviation[lonely], fmt="none", ecolor=look["color"], elinewidth=1.2, capsize=3)
+        bars = {"ecolor": look["color"], "elinewidth": 1.2, "capsize": 3}
+        axes.errorbar(at[lonely], mean[lonely], deviation[lonely], fmt="none", **bars)
+    single = ~np.isnan(mean) & ~spread_out
+    if hollow and single.any():
+        points = look | {"linestyle": "none", "markerfacecolor": "white", "zorder": look.get("zorder", 2) + 0.5}
+        axes.plot(at[single], mean[single], markersize=5, **points)
 
 
 def _dots(axes: Axes, column: Sequence[Row | None], places: np.ndarray, limits: tuple[float, float]) -> None:
@@ -326,8 +340,14 @@ def _note(rows: Sequence[Row]) -> str:
     setting = " and names no setting" if rows[0].study == "clients" else ""
     drawn = [row for row in rows if row.measured]
     each = f"{mean_of(drawn)}; " if drawn else ""
-    seeds = f"{each}{_over_seeds(drawn)}"
+    seeds = f"{each}{_over_seeds(drawn)}{' (hollow: one seed)' if _some_of_one_seed(drawn) else ''}"
     return f"{seeds[:1].upper()}{seeds[1:]}. The paper prints no numbers for this chart{setting}."
+
+
+def _some_of_one_seed(rows: Sequence[Row]) -> bool:
+    """Whether some rows have one seed and others more."""
+    seeds = {len(row.seeds) for row in rows if row.measured}
+    return 1 in seeds and len(seeds) > 1
 
 
 def _over_seeds(rows: Sequence[Row]) -> str:
