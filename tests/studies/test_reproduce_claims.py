@@ -135,6 +135,12 @@ def test_a_part_says_how_much_of_it_is_measured():
     assert (found.verdict, "1 of 2" in found.sentence) == ("undecided", True)
 
 
+def test_what_one_seed_says_against_a_claim_is_told_as_such():
+    single, three = Comparison("a", Difference(13.0, None, None, 1)), Comparison("b", Difference(5.0, 4.0, 6.0, 3))
+    assert small([single]).sentence == "a: +13.00, larger than 3 points, by one seed."
+    assert "by one seed" not in small([single, three]).sentence
+
+
 def test_without_any_measurement_nothing_holds_and_every_claim_says_how_to_measure_it():
     found = claims("aaai24", {})
     assert {claim.verdict for claim in found} == {"not measured"}

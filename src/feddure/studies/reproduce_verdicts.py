@@ -190,6 +190,7 @@ def _but(measured: Sequence[tuple[Comparison, Difference]], told: Sequence[Compa
 
 def _count(comparisons: Sequence[Comparison], chosen: Sequence[Comparison], what: str) -> str:
     """How many of the comparisons are so, and the largest of them."""
+    what += ", by one seed" if _by_one_seed(chosen) else ""
     if len(comparisons) == 1:
         return f"{chosen[0]}, {what}."
     return f"{len(chosen)} {_of(comparisons)} {'is' if len(chosen) == 1 else 'are'} {what}: {_named(chosen)}."
@@ -222,5 +223,8 @@ def _least(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def _why_open(comparisons: Sequence[Comparison]) -> str:
-    single = all(found.difference is not None and found.difference.seeds < 2 for found in comparisons)
-    return "one seed cannot tell a difference from chance" if single else "no difference can be told"
+    return "one seed cannot tell a difference from chance" if _by_one_seed(comparisons) else "no difference can be told"
+
+
+def _by_one_seed(comparisons: Sequence[Comparison]) -> bool:
+    return all(found.difference is not None and found.difference.seeds < 2 for found in comparisons)
