@@ -229,7 +229,10 @@ class Faults:
             server = start("server", "server", folder)
             self.flower.wait_for(lambda: "ready" in server.last_words(), 60, "the server to be ready")
             images = self.root / "images" / "clients"
-            sites = {site: start(site, "site", folder, site, "--data", images / site) for site in federated.SITES}
+            sites = {
+                site: start(site, "site", folder, site, "--data", images / site, "--verbose")
+                for site in federated.SITES
+            }
             wanted = [word for pair in [*SETTINGS.split(), f"local_steps={STEPS}"] for word in ("--set", pair)]
             run = start("run", "run", folder, "--out", self.root / "kept", "--rounds", 60, *wanted)
             self.lose_superexec_of_server(

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddure.cli import federate, federate_show
-from feddure.deployment import layout, server
+from feddure.deployment import layout, server, status
 from feddure.deployment import run as runs
 from feddure.deployment import site as sites
 from feddure.deployment.check import CheckUp, Finding
@@ -22,6 +22,7 @@ from feddure.deployment.processes import Ended
 from feddure.deployment.status import RunStatus, SiteStatus, Status
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.federation.flower import description
+from feddure.tracking.summary import percent
 
 COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "demo")
 
@@ -151,11 +152,48 @@ def test_a_run_gets_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_site_gets_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple] = []
-    monkeypatch.setattr(sites, "join", lambda *given: asked.append(given[:4]))
+    monkeypatch.setattr(sites, "join", lambda *given: asked.append((*given[:4], given[5])))
     init(tmp_path / "trees")
     run("site", tmp_path / "trees", "north", "--data", tmp_path, "--device", "cpu", "--dp-epsilon", 0.5)
+    run("site", tmp_path / "trees", "north", "--data", f"folder:{tmp_path}?depth=12", "--verbose")
     bundle = ServerFolder(tmp_path / "trees").bundle("north")
-    assert asked == [(bundle, "north", tmp_path, {"device": "cpu", "dp-epsilon": 0.5})]
+    assert asked == [
+        (bundle, "north", tmp_path, {"device": "cpu", "dp-epsilon": 0.5}, False),
+        (bundle, "north", tmp_path, {"depth": 12}, True),
+    ]
+
+
+def test_check_reads_a_sites_12_bit_images(tmp_path: Path) -> None:
+    init(tmp_path / "trees")
+    images = write_images(tmp_path / "images")
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(images / "unlabelled" / "deep.png")
+    said = run("check", tmp_path / "trees", "north", "--data", f"folder:{images}?depth=10", code=1)
+    assert "unreadable: unlabelled/deep.png: has pixels up to 4095, but depth=10 was given" in " ".join(said.split())
+    assert "unreadable:" not in run("check", tmp_path / "trees", "north", "--data", f"folder:{images}?depth=12", code=1)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_status_is_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    runs_there = tmp_path / "trees" / "runs" / "a-method-with-a-long-name-and-a-number-17"
+    found = Status(
+        "trees",
+        "fed.example.org:9092",
+        True,
+        [SiteStatus("north", "online", "2026-11-15 11:52:11Z"), SiteStatus("a-southern-site", "registered", "")],
+        [RunStatus("16905895414385816397", "finished:completed", 4000.0, str(runs_there), 500, 0.3133)],
+    )
+    monkeypatch.setattr(status, "read_status", lambda folder: found)
+    monkeypatch.chdir(tmp_path)
+    said = run("status", "trees")
+    for whole in (
+        "  a-southern-site  registered, not seen yet",
+        "  north            online                    2026-11-15 11:52:11Z",
+        f"  16905895414385816397  finished:completed    500   {percent(0.3133)}  1:06 h",
+        "    trees/runs/a-method-with-a-long-name-and-a-number-17",
+    ):
+        assert whole in said.splitlines()
+    assert max(map(len, said.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("number", "code"), [(2, 0), (15, 143)])

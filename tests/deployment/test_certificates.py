@@ -127,3 +127,13 @@ def test_python_serves_with_the_written_files(tmp_path: Path) -> None:
     certificates.write_private_key(tmp_path / "server.key", certificates.make_node_key())
     with pytest.raises(ssl.SSLError):
         context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
+    line = (
+        "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBJOUsLXHRHHjzvumJf"
+        "qgVg9f+jQpI24RP46XrMpaVmoYwzGeK/xDSjJqo4K3/eeSr0cHYUCeXfzHlG17tZxXrG0d/1w+ZEzF5OXpSnQMVKpxdT2mKzx+VDefNc3EgkaRWQ=="
+    )
+    (tmp_path / "node.pub").write_text(f"{line} north\n")
+    key = certificates.read_public_key(tmp_path / "node.pub")
+    assert certificates.fingerprint(key) == "SHA256:5rZ+tiFAA2vQXQ+m9QFdWYpgVRE50HY4+BVSYsdoJnk"

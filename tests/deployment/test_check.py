@@ -35,7 +35,7 @@ def test_unreadable_files_are_named_and_the_site_still_passes(made: ServerFolder
     found = check(made, images)
     assert found.passed
     assert [file for file, _ in found.unreadable] == ["unlabelled/scan.dcm"]
-    assert "1 cannot be read" in texts(found, "note")
+    assert "1 unreadable file(s) left out" in texts(found, "note")
 
 
 def test_ctrl_c_while_an_image_is_read_is_not_taken_for_a_damaged_image(
@@ -123,3 +123,15 @@ def test_several_problems_are_told_at_once(own: ServerFolder, images: Path) -> N
     problems = texts(check(own, images), "problem")
     assert "no class 'oak'" in problems
     assert "node.key" in problems
+
+
+def test_a_wrong_clock_keeps_a_site_from_joining(
+    made: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validity = certificates.validity(certificates.read_certificate(made.authority))
+    monkeypatch.setattr(checks, "reach", lambda *_: Reached("ok", "it answers", validity))
+    for problem in ("", "this machine's clock is 60 seconds behind"):
+        monkeypatch.setattr(checks, "clock_problem", lambda *_, problem=problem: problem)
+        found = check(made, images, connect=True)
+        assert found.passed is not bool(problem)
+        assert (f"clock: {problem}" in texts(found, "problem")) is bool(problem)

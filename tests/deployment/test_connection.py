@@ -3,14 +3,17 @@
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from feddure.deployment import certificates
-from feddure.deployment.connection import reach
+from feddure.deployment import certificates, connection
+from feddure.deployment.connection import clock_problem, reach
+from feddure.deployment.gate import Gate, RunningGate
 from feddure.deployment.layout import Connection, ServerFolder
 from feddure.deployment.processes import free_port
 
@@ -118,8 +121,8 @@ def test_a_name_without_an_address_is_unreachable(made: ServerFolder, monkeypatc
 
 def test_silence_is_a_firewall(made: ServerFolder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        connection = Connection("north", "127.0.0.1", silent.getsockname()[1])
-        found = reach(connection, made.authority, timeout=0.2)
+        way = Connection("north", "127.0.0.1", silent.getsockname()[1])
+        found = reach(way, made.authority, timeout=0.2)
     assert found.outcome == "unreachable"
     assert "firewall" in found.text
 
@@ -129,3 +132,29 @@ def test_an_insecure_site_only_looks_whether_something_answers(made: ServerFolde
         found = reach(Connection("north", "127.0.0.1", port, secure=False), made.authority)
     assert found.outcome == "ok"
     assert "nothing is encrypted" in found.text
+
+
+@pytest.fixture
+def gate(made: ServerFolder) -> Iterator[Connection]:
+    """The way to a gate with the federation's certificate."""
+    way = Connection("north", "127.0.0.1", free_port())
+    with RunningGate(Gate("127.0.0.1:9", made.authority, keys=set()), way.host, way.port, made.certificate, made.key):
+        yield way
+
+
+@pytest.mark.parametrize(
+    ("ahead", "problem"),
+    [(0, ""), (60, "seconds ahead of the server's"), (-3600, "seconds behind the server's")],
+)
+def test_a_wrong_clock_is_found(
+    made: ServerFolder, gate: Connection, monkeypatch: pytest.MonkeyPatch, ahead: float, problem: str
+) -> None:
+    monkeypatch.setattr(connection, "time", SimpleNamespace(time=lambda: time.time() + ahead))
+    found = clock_problem(gate, made.authority)
+    assert (problem in found) if problem else found == ""
+
+
+def test_where_nobody_tells_the_time_no_clock_is_wrong(made: ServerFolder) -> None:
+    with listening(made.certificate, made.key) as port:
+        assert clock_problem(Connection("north", "127.0.0.1", port), made.authority) == ""
+    assert clock_problem(Connection("north", "127.0.0.1", free_port()), made.authority) == ""

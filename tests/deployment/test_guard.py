@@ -158,3 +158,10 @@ def test_modules_of_the_current_folder_do_not_get_into_the_guard(tmp_path: Path)
     command = [programs / guard.CLIENT_PROGRAM, "--help"]
     asked = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert "Run a Flower ClientApp" in asked.stdout, asked.stderr
+
+
+def test_a_refused_app_is_told_at_the_site(capsys: pytest.CaptureFixture[str]) -> None:
+    install = guard._guarded(lambda *_: pytest.fail("it was installed"))
+    with pytest.raises(ForeignCode):
+        install(packed(pyproject_toml=naming("os:system")))
+    assert capsys.readouterr().out.startswith("feddure: problem: refused: the run's app names 'os:system'")

@@ -18,6 +18,7 @@ from feddure.deployment.run import Options
 from feddure.errors import ConfigError, RunError
 from feddure.federation.flower import run_config
 from feddure.federation.flower.description import Description
+from feddure.federation.flower.place import Place
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
         seed=1,
         preset="demo",
         sets=("model=cnn", "options={a: 1}"),
-        tests=tmp_path,
+        tests=Place(tmp_path, 12),
         minimum_sites=2,
         wait_seconds=5.0,
         clip_norm=1.0,
@@ -52,7 +53,7 @@ def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
     found = run_config.read(options.run_config())
     assert (found.experiment.method, found.experiment.rounds, found.experiment.seed) == ("feddure", 3, 1)
     assert (found.experiment.model, found.experiment.options) == ("cnn", {"a": 1})
-    assert (found.test_folder, found.minimum_sites, found.wait_seconds) == (tmp_path, 2, 5.0)
+    assert (found.tests, found.minimum_sites, found.wait_seconds) == (Place(tmp_path, 12), 2, 5.0)
     assert (found.clipping_norm, found.dp_epsilon, found.dp_delta) == (1.0, 0.5, 1e-6)
 
 
@@ -76,7 +77,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "problem"),
         [
-            (Options(tests=Path("nowhere")), r"--test .*nowhere: there is no such folder"),
+            (Options(tests=Place(Path("nowhere"))), r"--test .*nowhere: there is no such folder"),
             (Options(method="fedur"), "method 'fedur'.*did you mean 'feddure'"),
             (Options(sets=("model=cn",)), "model 'cn'.*did you mean 'cnn'"),
             (Options(dp_epsilon=0.5), "dp-epsilon was given without clip-norm"),
@@ -106,7 +107,7 @@ class TestRefusals:
         path.parent.mkdir(parents=True)
         path.touch()
         with pytest.raises(ConfigError, match=f"--test .*tests: {problem}"):
-            run.run(own, Options(tests=tmp_path / "tests"), own.runs / "a", print)
+            run.run(own, Options(tests=Place(tmp_path / "tests")), own.runs / "a", print)
 
     def test_a_run_that_is_there_already(self, own: ServerFolder, agreed: Description) -> None:
         begin(own.runs / "a", agreed)

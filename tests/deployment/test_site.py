@@ -4,13 +4,16 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from feddure.deployment import site
+from feddure.deployment import certificates, site
 from feddure.deployment.check import CheckUp, check
 from feddure.deployment.connection import Reached
 from feddure.deployment.layout import Bundle, ServerFolder
@@ -26,6 +29,10 @@ class Ending:
         self.name, self.code = Path(command[0]).name, 1
         self.popen = SimpleNamespace(pid=77)
         self.ended = self.name == "flower-supernode"
+        self.log = log
+
+    def last_words(self) -> str:
+        return f"the last words of {self.name}"
 
     def ask_to_end(self) -> None:
         pass
@@ -230,16 +237,148 @@ class Clock:
         self.now += seconds
 
 
-def test_a_site_that_is_turned_away_tries_again_for_a_while(
+def log_at_start(monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> None:
+    """Let every SuperNode write this to its log, and end with this code."""
+    begin = Ending.__init__
+
+    def speak(self: Ending, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self.code = code
+        if self.name == "flower-supernode":
+            assert self.log is not None
+            with self.log.open("a") as file:
+                file.write(text)
+
+    monkeypatch.setattr(Ending, "__init__", speak)
+
+
+ELSEWHERE = (
+    "\x1b[91mERROR\x1b[0m :     Exit Code: 305\nFailed to initialize.\n[code: 9] Failed to activate SuperNode.\n"
+)
+SILENT = "\x1b[92mINFO \x1b[0m:      SuperNode terminated gracefully.\n"
+
+
+def test_a_site_that_counts_as_connected_tries_again_for_a_while(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, "ok")
     clock = Clock(monkeypatch)
+    log_at_start(monkeypatch, ELSEWHERE, 1)
     shown: list[str] = []
-    with pytest.raises(RunError, match=r"exit code 1.*does not know the key.*runs elsewhere already"):
+    with pytest.raises(RunError, match=r"counts north as connected already.*\n.*last words of flower-supernode"):
         site.join(own.bundle("north"), "north", images, {}, shown.append)
     assert clock.now > 60  # longer than the server counts a crashed site as connected
     assert sum("an earlier start may still count" in line for line in shown) == len(supernodes(started)) - 1
+    assert not any("Exit Code" in line for line in shown)
+
+
+def test_a_key_that_the_server_does_not_know_is_told_at_the_site(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    monkeypatch.setattr(site, "clock_problem", lambda *_: "")
+    log_at_start(monkeypatch, SILENT, 0)
+    bundle = own.bundle("north")
+    with pytest.raises(RunError) as problem:
+        site.join(bundle, "north", images, {}, print)
+    said = str(problem.value)
+    key = certificates.fingerprint(certificates.read_public_key(bundle.public_key))
+    assert "turned this site away: it does not know its key" in said
+    assert f"given:    {bundle.key}, {key}" in said
+    assert "server/nodes/north.pub" in said
+    assert len(supernodes(started)) == 1  # another attempt would end in the same way
+    assert "south" not in said
+    assert bundle.key.read_text().splitlines()[1] not in said
+
+
+def test_a_supernode_that_somebody_ended_is_not_taken_for_a_wrong_key(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "unreachable")
+    Clock(monkeypatch)
+    log_at_start(monkeypatch, SILENT, 0)
+    with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
+        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
+
+
+def test_a_wrong_clock_is_not_taken_for_a_wrong_key(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    monkeypatch.setattr(site, "clock_problem", lambda *_: "this machine's clock is 60 seconds behind")
+    log_at_start(monkeypatch, SILENT, 0)
+    with pytest.raises(RunError, match="turned this site away: this machine's clock is 60 seconds behind"):
+        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
+    assert len(supernodes(started)) > 4  # a clock may be set meanwhile
+
+
+def test_a_supernode_that_had_joined_and_ended_is_started_again(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    log_at_start(monkeypatch, f"INFO :      SuperNode ID: 7\n{SILENT}", 0)
+    with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
+        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
+    assert len(supernodes(started)) > 4
+
+
+def test_flowers_logs_and_commands_go_to_files_unless_asked_for(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    log_at_start(monkeypatch, ELSEWHERE, 1)
+    bundle = own.bundle("north")
+    for verbose in (False, True):
+        shown: list[str] = []
+        with pytest.raises(RunError):
+            site.join(bundle, "north", images, {}, shown.append, verbose)
+        assert str(bundle.supernode_log) in shown[0]
+        assert any(line.startswith("$ flower-supernode") for line in shown) is verbose
+        assert any("Failed to initialize." in line for line in shown) is verbose
+    assert {process.log for process in started} == {bundle.supernode_log, bundle.superexec_log}
+
+
+def test_a_long_log_begins_anew_and_the_one_before_stays(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Clock(monkeypatch)
+    monkeypatch.setattr(site, "_LOG_BYTES", 10)
+    bundle = own.bundle("north")
+    bundle.state.mkdir()
+    bundle.supernode_log.write_text("what was said long ago")
+    with pytest.raises(RunError):
+        site.join(bundle, "north", images, {}, print)
+    assert not bundle.supernode_log.exists()
+    assert (bundle.state / "supernode.old.log").read_text() == "what was said long ago"
+
+
+def test_unreadable_files_are_named_at_the_start(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    for number in range(12):
+        (images / "unlabelled" / f"broken-{number:02}.png").write_bytes(b"no image")
+    shown: list[str] = []
+    site.start(own.bundle("north"), "north", images, {}, shown.append)
+    named = [line for line in shown if "broken-" in line]
+    assert len(named) == 10
+    assert any("and 2 more" in line for line in shown)
+
+
+def test_the_depth_of_a_sites_images_reaches_its_client_app(
+    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ok")
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(images / "unlabelled" / "deep.png")
+    shown: list[str] = []
+    site.start(own.bundle("north"), "north", images, {"depth": 10}, shown.append)
+    assert "depth=10" in started[0].command[-1]
+    assert any("deep.png: has pixels up to 4095, but depth=10 was given" in line for line in shown)
 
 
 def test_a_site_whose_superexec_ends_starts_anew_with_both(
@@ -256,11 +395,13 @@ def test_a_site_whose_superexec_ends_starts_anew_with_both(
 
     monkeypatch.setattr(Ending, "__init__", lose_the_superexec)
     shown: list[str] = []
-    with pytest.raises(RunError, match=r"site north: flower-superexec ended by itself \(exit code -9\)"):
+    with pytest.raises(
+        RunError, match=r"site north does not stay .*: flower-superexec ended by itself \(exit code -9\)"
+    ):
         site.join(own.bundle("north"), "north", images, {}, shown.append)
     assert len(started) == 2 * len(supernodes(started)) > 4
     assert all(supernode.ended for supernode in supernodes(started))
-    assert any(line.startswith("flower-superexec ended (exit code -9)") for line in shown)
+    assert any(line.startswith("flower-superexec ended by itself (exit code -9)") for line in shown)
 
 
 def test_a_site_that_crashes_after_hours_comes_back(
@@ -269,7 +410,7 @@ def test_a_site_that_crashes_after_hours_comes_back(
     answer(monkeypatch, "ok")
     clock = Clock(monkeypatch)
 
-    def live(self: Together) -> Ending:
+    def live(self: Together, meanwhile: Callable[[], None]) -> Ending:
         clock.pass_by(10_000 if len(supernodes(started)) == 1 else 1)
         return supernodes(started)[-1]
 

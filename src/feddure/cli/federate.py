@@ -17,7 +17,12 @@ app = typer.Typer(no_args_is_help=True, help="A real federation of sites: encryp
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
 SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's unpacked bundle, or the whole folder.")]
 SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
-Images = Annotated[Path, typer.Option("--data", help="The site's images: labelled/CLASS/ and unlabelled/.")]
+Images = Annotated[
+    str,
+    typer.Option(
+        "--data", help="The site's images: labelled/CLASS/ and unlabelled/; folder:PATH?depth=12 for 12-bit files."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="Bound on the Euclidean norm of an update.")]
 Epsilon = Annotated[
@@ -111,9 +116,11 @@ def check(folder: SiteFolder, name: SiteName, data: Images, as_json: AsJson = Fa
     from feddure.cli import federate_show
     from feddure.deployment import certificates, layout
     from feddure.deployment.check import check as check_site
+    from feddure.federation.flower import place
 
     certificates.expect_packages()
-    found = check_site(layout.find_bundle(folder.resolve(), name), name, data)
+    images = place.read(data, "--data")
+    found = check_site(layout.find_bundle(folder.resolve(), name), name, images.folder, depth=images.depth)
     if as_json:
         federate_show.print_json(found)
     else:
@@ -161,6 +168,7 @@ def site(
     allow_modules: Annotated[
         bool, typer.Option("--allow-modules", help="Runs may name classes of modules installed here.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
 
@@ -169,17 +177,21 @@ def site(
     ```text
     feddure federate site north north --data /images
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
+    feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
     from feddure.deployment import certificates, layout
     from feddure.deployment import site as sites
+    from feddure.federation.flower import place
 
     certificates.expect_packages()
     bundle = layout.find_bundle(folder.resolve(), name)
     wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
+    images = place.read(data, "--data")
+    options |= {} if images == place.Place(images.folder) else {"depth": images.depth}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
-    _until_ended(lambda: sites.join(bundle, name, data, options, _say), endless=True)
+    _until_ended(lambda: sites.join(bundle, name, images.folder, options, _say, verbose), endless=True)
 
 
 @app.command()
@@ -191,7 +203,7 @@ def run(
     preset: Annotated[str | None, typer.Option("--preset", help="Start from this preset (`feddure config`).")] = None,
     sets: Sets = None,
     test: Annotated[
-        Path | None, typer.Option("--test", help="The server's test images, a folder for each class; default: none.")
+        str | None, typer.Option("--test", help="The server's test images, a folder for each class; default: none.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in DIR/runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
@@ -219,6 +231,7 @@ def run(
     from feddure.cli import federate_show
     from feddure.deployment import certificates, layout
     from feddure.deployment import run as runs
+    from feddure.federation.flower import place as places
 
     certificates.expect_packages()
     place = layout.ServerFolder(folder.resolve())
@@ -231,7 +244,7 @@ def run(
         seed=seed,
         preset=preset,
         sets=tuple(sets or ()),
-        tests=test,
+        tests=places.read(test, "--test") if test is not None else None,
         resume=resume,
         minimum_sites=minimum_sites,
         wait_seconds=wait,

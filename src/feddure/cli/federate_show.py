@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from feddure.tracking.records import Run
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
+_COLOURS = {"online": "green", "offline": "yellow", "unregistered": "red"}
 _BAR_WIDTH = 36
 _NAMED_FILES = 10
 
@@ -109,41 +111,73 @@ def show_run(finished: "Run") -> None:
 
 
 def show_status(found: "Status", folder: Path) -> None:
-    """Sites and runs as tables; paths below the federation's folder are shown from there."""
+    """Sites and runs in lines of fewer than 80 characters; paths below the federation's folder are shown from there."""
     from feddure.tracking.summary import duration, percent
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if not found.running:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    sites = Table("site", "status", "since", box=SIMPLE_HEAD)
+    rows = [("site", "status", "since")]
     for site in found.sites:
-        colour = {"online": "green", "offline": "yellow", "unregistered": "red"}.get(site.status, "default")
         status = "registered, not seen yet" if site.status == "registered" else site.status
-        sites.add_row(_text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since))
-    console.print(sites)
+        rows.append((_line(site.site), _line(status), _line(site.since)))
+    colours = ["default", *(_COLOURS.get(site.status, "default") for site in found.sites)]
+    for line in _aligned(rows, colours):
+        console.print(line)
     if not found.runs:
-        console.print("no runs yet")
+        console.print("\nno runs yet")
         return
-    runs = Table("run", "status", box=SIMPLE_HEAD)
-    for name in ("last round", "accuracy", "time"):
-        runs.add_column(name, justify="right")
-    runs.add_column("folder", overflow="fold")
-    for run in found.runs:
-        accuracy = percent(run.accuracy) if run.accuracy is not None else ""
-        last = "" if run.round is None else str(run.round)
-        place = Path(run.folder)
-        shown = folder / place.relative_to(folder.resolve()) if place.is_relative_to(folder.resolve()) else place
-        runs.add_row(
-            _text(run.run),
-            _text(run.status),
-            last,
-            accuracy,
+    head = ("run", "status", "round", "accuracy", "time")
+    runs = [
+        (
+            _line(run.run),
+            _line(run.status),
+            "" if run.round is None else str(run.round),
+            percent(run.accuracy) if run.accuracy is not None else "",
             duration(run.seconds),
-            _text(str(shown) if run.folder else ""),
         )
-    console.print(runs)
+        for run in found.runs
+    ]
+    first, *lines = _aligned([head, *runs], right=2)
+    console.print(first)
+    for run, line in zip(found.runs, lines, strict=True):
+        console.print(line)
+        if run.folder:
+            # On a line of its own: with it a row would be wider than a terminal.
+            console.print(f"    {escape(_line(str(_from(folder, Path(run.folder)))))}")
+
+
+def _aligned(rows: Sequence[Sequence[str]], colours: Sequence[str] = (), right: int = 99) -> list[str]:
+    """Rows as lines of columns, those from `right` on to the right; the second column may have a colour.
+
+    Unlike a table of rich these are never cut, whatever the width of the terminal or pipe.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [
+            escape(cell.rjust(width) if place >= right else cell.ljust(width))
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        if colours:
+            cells[1] = f"[{colours[number]}]{cells[1]}[/]"
+        lines.append(("\n" if not number else "") + "  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _from(folder: Path, place: Path) -> Path:
+    """A path below the federation's folder as the user named that folder; any other as it is."""
+    root = folder.resolve()
+    return folder / place.relative_to(root) if place.is_relative_to(root) else place
+
+
+def _line(text: str) -> str:
+    """What others wrote, as one line."""
+    from feddure.deployment.printable import printable
+
+    return " ".join(printable(text).split())
 
 
 def print_json(value: Any) -> None:

@@ -4,6 +4,8 @@ Everything is made here, offline, with elliptic-curve keys: P-256 for TLS, P-384
 keys are written for their owner alone (mode 0600).
 """
 
+import base64
+import hashlib
 import ipaddress
 import os
 from collections.abc import Iterator, Sequence
@@ -176,6 +178,12 @@ def public_line(key: "EllipticCurvePrivateKey | EllipticCurvePublicKey", comment
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return line + b" " + comment.encode() + b"\n"
+
+
+def fingerprint(key: "EllipticCurvePublicKey") -> str:
+    """A public key's hash, as `ssh-keygen -l` shows it; people compare it over the telephone."""
+    blob = base64.b64decode(public_line(key, "").split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def public_pem(key: "EllipticCurvePublicKey") -> bytes:

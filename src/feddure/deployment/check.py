@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from feddure.data.sources.images import FULL_DEPTH
 from feddure.deployment import certificates
-from feddure.deployment.connection import reach
+from feddure.deployment.connection import clock_problem, reach
 from feddure.deployment.layout import Bundle, Connection, read_connection
 from feddure.errors import FeddureError
 from feddure.federation.flower import description as descriptions
@@ -41,7 +42,14 @@ class CheckUp:
         return all(finding.level != "problem" for finding in self.findings)
 
 
-def check(bundle: Bundle, site: str, data: Path, connect: bool = True, cache: Path | None = None) -> CheckUp:
+def check(
+    bundle: Bundle,
+    site: str,
+    data: Path,
+    connect: bool = True,
+    cache: Path | None = None,
+    depth: int = FULL_DEPTH,
+) -> CheckUp:
     """Look at a site's images, keys and certificates, and at its way to the server; `cache` keeps pixels."""
     found = CheckUp(site)
     description = _attempt(found, "federation", lambda: descriptions.read(bundle.description))
@@ -50,7 +58,7 @@ def check(bundle: Bundle, site: str, data: Path, connect: bool = True, cache: Pa
         if found.passed:
             text = f"{description.name}: {len(description.classes)} classes, {len(description.sites)} sites"
             found.findings.append(Finding("ok", "federation", text))
-        _check_images(found, data, description, cache)
+        _check_images(found, data, description, cache, depth)
     connection = _attempt(found, "connection", lambda: read_connection(bundle))
     if connection is not None and connection.secure:
         found.findings += _check_keys(bundle)
@@ -62,8 +70,10 @@ def check(bundle: Bundle, site: str, data: Path, connect: bool = True, cache: Pa
     return found
 
 
-def _check_images(found: CheckUp, data: Path, description: descriptions.Description, cache: Path | None) -> None:
-    images = _attempt(found, "images", lambda: site_data.load(data, description, cache, progress=True))
+def _check_images(
+    found: CheckUp, data: Path, description: descriptions.Description, cache: Path | None, depth: int
+) -> None:
+    images = _attempt(found, "images", lambda: site_data.load(data, description, cache, progress=True, depth=depth))
     if images is None:
         return
     found.labelled, found.unlabelled = images.counts(), len(images.unlabelled)
@@ -72,7 +82,7 @@ def _check_images(found: CheckUp, data: Path, description: descriptions.Descript
     labelled = sum(found.labelled.values())
     found.findings.append(Finding("ok", "images", f"{labelled:,} labelled, {found.unlabelled:,} unlabelled"))
     if found.unreadable:
-        text = f"{len(found.unreadable)} cannot be read and would be left out; they are named below"
+        text = f"{len(found.unreadable):,} unreadable file(s) left out; they are named below"
         found.findings.append(Finding("note", "images", text))
     if not labelled:
         text = "no labelled image: only methods that learn from unlabelled images alone train here"
@@ -122,6 +132,9 @@ def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Findin
         yield Finding("ok", "server", reached.text)
     else:
         yield _ending(reached.certificate, "server", reached.text)
+        wrong_clock = clock_problem(connection, bundle.authority)
+        if wrong_clock:
+            yield Finding("problem", "clock", wrong_clock)
 
 
 def _ending(validity: certificates.Validity, what: str, text: str) -> Finding:

@@ -1,15 +1,20 @@
 """Whether a site reaches the server, and whether it is the right one."""
 
+import http.client
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from feddure.deployment.certificates import Validity
 from feddure.deployment.layout import Connection
 
 _TIMEOUT_SECONDS = 10.0
+_CLOCK_SECONDS = 5.0
+"""A signature that is more than this ahead of the server's clock is refused; its answer has whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,32 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
         return Reached("unreachable", f"{where} cannot be reached ({problem.strerror or problem})")
 
 
+def clock_problem(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> str:
+    """How far this machine's clock is from the server's, where that is too far; nothing where nobody can say.
+
+    Every answer of the server has its time, the refusal of an empty request too.
+    """
+    if not connection.secure:
+        return ""
+    asking = http.client.HTTPSConnection(
+        connection.host, connection.port, timeout=timeout, context=ssl.create_default_context(cafile=authority)
+    )
+    try:
+        asking.request("GET", "/")
+        told = asking.getresponse().getheader("date")
+        ahead = time.time() - parsedate_to_datetime(told).timestamp() if told else 0.0
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return ""
+    finally:
+        asking.close()
+    if abs(ahead) <= _CLOCK_SECONDS:
+        return ""
+    return (
+        f"this machine's clock is {abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} the server's, and "
+        f"signatures with a wrong time are refused: set the clocks (NTP) of both"
+    )
+
+
 def _validity(encrypted: ssl.SSLSocket) -> Validity | None:
     found = encrypted.getpeercert() or {}
     begins, ends = found.get("notBefore"), found.get("notAfter")
@@ -64,4 +95,8 @@ def _why_untrusted(problem: ssl.SSLCertVerificationError, host: str) -> str:
         return "the server's certificate has ended: its operator runs `feddure federate renew`"
     if problem.verify_code == 9:
         return "the server's certificate is not valid yet: is this machine's clock right?"
-    return f"not the server of this federation: its certificate is not signed by ca.crt ({problem.verify_message})"
+    return (
+        f"not the server of this federation: its certificate is not signed by ca.crt ({problem.verify_message}). "
+        f"Nothing was sent. Use the ca.crt of the bundle that the server's operator handed over; where it is that one, "
+        f"another server or an inspecting proxy answers, and TLS must go through untouched"
+    )

@@ -14,6 +14,7 @@ from feddure.deployment.layout import ServerFolder
 from feddure.deployment.processes import Together, free_port
 from feddure.deployment.server import serving
 from feddure.errors import ConfigError, RunError
+from feddure.federation.flower.place import Place
 from feddure.tracking.records import Run
 from feddure.tracking.summary import duration
 
@@ -43,18 +44,18 @@ def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Ru
             show("\n3. the server")
             ending.enter_context(serving(folder, None, show))
             show("\n4. the sites")
-            sites = [ending.enter_context(_start(folder, name, images[name], root, show)) for name in images]
+            sites = [ending.enter_context(_start(folder, name, images[name], show)) for name in images]
             show("\n5. the run")
             options = run.Options(
                 method=size.method,
                 rounds=size.rounds,
                 preset="demo",
                 sets=(f"local_steps={size.local_steps}",),
-                tests=tests,
+                tests=Place(tests),
             )
             finished = run.run(folder, options, root / "run", show)
             if any(process.ended for process in sites):
-                raise RunError(f"a site ended before the run did; its log is in {root}")
+                raise RunError(f"a site ended before the run did; its log is in {root / 'federation' / 'sites'}")
             show("")
             show_run(finished)
             show("\n6. the end: sites leave, the server ends")
@@ -65,10 +66,10 @@ def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Ru
             show("the folder is removed; `feddure federate demo --keep` keeps it")
 
 
-def _start(folder: ServerFolder, name: str, images: Path, root: Path, show: Show) -> Together:
+def _start(folder: ServerFolder, name: str, images: Path, show: Show) -> Together:
     # One thread a site: three of them share this machine.
     threads = {"OMP_NUM_THREADS": "1"}
-    return site.start(folder.bundle(name), name, images, {}, show, root / f"{name}.log", threads)
+    return site.start(folder.bundle(name), name, images, {}, show, threads)
 
 
 @contextmanager

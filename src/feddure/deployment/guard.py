@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feddure.errors import FeddureError, RunError
+from feddure.federation.flower.words import say
 
 _MODULE = "feddure.deployment.guard"  # `__name__` is another where this file is the program
 CLIENT_PROGRAM = "flwr-clientapp"
@@ -126,7 +127,11 @@ def _started_by_flower() -> set[str]:
 
 def _guarded(install: Callable[..., Any]) -> Callable[..., Any]:
     def install_own(content: bytes, *arguments: Any, **options: Any) -> Any:
-        expect_own_app(content)
+        try:
+            expect_own_app(content)
+        except ForeignCode as problem:
+            say(f"problem: refused: {problem}; ask the server's operator, whose run this was")
+            raise
         return install(content, *arguments, **options)
 
     return install_own

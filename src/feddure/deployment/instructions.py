@@ -48,9 +48,11 @@ and no open port.
 {classes}
     IMAGES/unlabelled/*
 
-   Folders of classes you have no images of may be missing; so may `unlabelled`.
+   Folders of classes you have no images of may be missing; so may `unlabelled`. Where 16-bit files hold 12-bit
+   greys, say `--data 'folder:IMAGES?depth=12'` below.
 3. Check everything, with this folder as the current one: `feddure federate check . {site} --data IMAGES`
-4. Join: `feddure federate site . {site} --data IMAGES`, and leave it running; Ctrl-C leaves the federation.
+4. Join: `feddure federate site . {site} --data IMAGES`, and leave it running; Ctrl-C leaves the federation. The
+   terminal has a line for each round, and says why where the site is refused; Flower's own logs lie in `state/`.
 
 {key if connection.secure else _INSECURE}
 Images, file names and labels stay here. What leaves the site: model weights after training on your images, the

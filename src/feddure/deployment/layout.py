@@ -160,6 +160,16 @@ class Bundle:
         return self.state / "running.json"
 
     @property
+    def supernode_log(self) -> Path:
+        """What Flower says of the connection; it may name files of the site, as the next one does."""
+        return self.state / "supernode.log"
+
+    @property
+    def superexec_log(self) -> Path:
+        """What is said of the work."""
+        return self.state / "superexec.log"
+
+    @property
     def cache(self) -> Path:
         """Where the site's ClientApp keeps pixels."""
         return self.state / "cache"

@@ -129,12 +129,13 @@ class Together:
     def ended(self) -> bool:
         return any(process.ended for process in self._processes)
 
-    def wait(self) -> Process:
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> Process:
         """Wait for the end of one of them, while signals still get through; returns the one."""
         while True:
-            for process in self._processes:
-                if process.ended:
-                    return process
+            ended = next((process for process in self._processes if process.ended), None)
+            meanwhile()  # once more after the end: what was said last counts too
+            if ended is not None:
+                return ended
             time.sleep(POLL_SECONDS)
 
     def ask_to_end(self) -> None:

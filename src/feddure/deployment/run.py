@@ -18,11 +18,15 @@ from feddure.deployment.printable import printable
 from feddure.deployment.processes import Ended, is_listening
 from feddure.errors import RunError
 from feddure.federation.flower import run_config
+from feddure.federation.flower.place import Place
 from feddure.tracking import records
 
 _FLOWER_SAYS = ("INFO ", "Using SuperLink", "Successfully installed")
 """How lines begin that say nothing about the run."""
-_IN_OUR_WORDS = {"Task failed with unknown error.": "its program was ended; the server's terminal says why"}
+_IN_OUR_WORDS = {
+    "Task failed with unknown error.": "its program was ended; the server's terminal says why",
+    "No heartbeat received from the task": "its program was ended or hangs: is the server's machine out of memory?",
+}
 """What Flower notes of a run, where that says too little."""
 _PATIENCE_SECONDS = 30.0
 """A run begins within a few seconds."""
@@ -37,7 +41,7 @@ class Options:
     seed: int | None = None
     preset: str | None = None
     sets: tuple[str, ...] = ()
-    tests: Path | None = None
+    tests: Place | None = None
     resume: bool = False
     minimum_sites: int | None = None
     wait_seconds: float | None = None

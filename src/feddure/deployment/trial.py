@@ -33,8 +33,8 @@ def try_run(options: RunOptions, description: Description) -> None:
             f"{len(description.sites)} sites; expected that number or fewer"
         )
     protection = _protection(options.clipping_norm, options.dp_epsilon, options.dp_delta)
-    if options.test_folder is not None:
-        _expect_tests(options.test_folder, description)
+    if options.tests is not None:
+        _expect_tests(options.tests.folder, description)
     experiment = options.experiment
     Engine(experiment.engine)
     if ":" in experiment.method + experiment.model:

@@ -6,7 +6,7 @@ that was being written then is dropped, a damaged line anywhere else is an error
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ Record = dict[str, Any]
 
 CONFIG, METRICS, TIMING = "config.yaml", "metrics.jsonl", "timing.jsonl"
 ENVIRONMENT, PARTITION = "environment.json", "partition.json"
+FEDERATION = "federation.json"
+"""Of a real federation: the run's own name, under which sites keep what they remember, and what sites said."""
 
 
 class Writer:
@@ -71,6 +73,7 @@ class Run:
     timing: list[Record]
     environment: Record
     partition: Record
+    federation: Record = field(default_factory=dict)  # of a run over real sites
 
     @property
     def name(self) -> str:
@@ -102,6 +105,7 @@ def read_run(folder: Path) -> Run:
         timing=read(folder / TIMING) if (folder / TIMING).exists() else [],
         environment=_read_json(folder / ENVIRONMENT),
         partition=_read_json(folder / PARTITION),
+        federation=_read_json(folder / FEDERATION),
     )
 
 

@@ -15,6 +15,7 @@ from feddure import config
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.tracking import diagnostics_figures, diagnostics_summary, figures, summary
+from feddure.tracking.participation import participation
 from feddure.tracking.records import Record, Run, read_run
 from feddure.tracking.report_words import first, images_of, in_words, title
 from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
@@ -102,6 +103,7 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
         "classes": _classes(runs, by_label),
         "confusions": _confusions(runs, labels),
         "partitions": _partitions(runs, labels),
+        "sites": _sites(runs, labels),
         "diagnostics": diagnostics,
         "training": _training(by_label, drawn=diagnostics_summary.TRAINING if diagnostics else ()),
         "changes": _changes(runs, labels),
@@ -118,8 +120,9 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         "Unfinished": [],
         "Not evaluated yet": [],
         "Updates left out, not finite": [],
+        "Updates of sites left out, see Sites": [],
     }
-    unfinished, unevaluated, left_out = kinds.values()
+    unfinished, unevaluated, left_out, left_out_sites = kinds.values()
     for run in runs:
         subject = f"{run.name}: " if len(runs) > 1 else ""
         if not run.finished:
@@ -129,7 +132,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
             unevaluated.append(f"{subject}the first evaluation follows round {due}")
         if lost := summary.summarise(run.metrics).left_out:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
-            left_out.append(f"{subject}{lost:,} of {updates:,}")
+            (left_out_sites if participation(run) else left_out).append(f"{subject}{lost:,} of {updates:,}")
     return [
         f"{kind}{'. ' if len(runs) > 1 else ': '}{'; '.join(first(found, most=4))}."
         for kind, found in kinds.items()
@@ -280,6 +283,16 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[Pictur
         alt = "Number of labelled and unlabelled images of each class on each client"
         found.append((embed(picture, alt, caption), " ".join(filter(None, facts))))
     return found
+
+
+def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Table, list[str]]]:
+    """For each run over real sites: its label where there are several, who took part, and what went wrong."""
+    several = len(runs) > 1
+    return [
+        (label if several else "", Table(found.columns, found.rows), found.notes)
+        for run, label in zip(runs, labels, strict=True)
+        if (found := participation(run)) is not None
+    ]
 
 
 def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] | None:

@@ -3,9 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from PIL import Image
 
 import federated
 import tiny
@@ -186,6 +188,81 @@ def test_a_sites_own_description_comes_first(root, tmp_path):
     assert (
         answer(train(nodes, 11, federation))["problem"] == "its description of the federation has no site of its name"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"size": 16}, "size is 16 here, 12 there"),
+        ({"classes": ("b", "a", "c", "d")}, "classes is b, a, c, d here, a, b, c, d there"),
+        ({"sites": ("north", "south", "jane-doe")}, "federation (sites)"),
+    ],
+)
+def test_a_site_with_another_description_is_told_what_differs(root, tmp_path, capsys, changes, told):
+    """The server hears which fields; nobody hears the names of sites that the others do not know."""
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update=changes).to_yaml())
+    nodes = federated.grid(root, description=str(own))
+    problem = answer(train(nodes, 11, federation))["problem"]
+    assert problem == (
+        f"it goes by another description of the federation (in {next(iter(changes))}); "
+        "give it the server's federation.yaml"
+    )
+    said = capsys.readouterr().out
+    assert f"feddure: problem: refused: {own} differs from the server's description" in said
+    assert told in said
+    assert "jane-doe" not in said + problem
+    assert "ask the server's operator for the current bundle" in said
+
+
+def test_address_and_timeout_may_differ_at_a_site(root, tmp_path):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update={"timeout_seconds": 7.0}).to_yaml())
+    assert "problem" not in answer(train(federated.grid(root, description=str(own)), 11, federation))
+
+
+def test_a_site_reads_a_line_for_each_round(root, capsys):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
+    reply = train(federated.grid(root), 11, federation, evaluate=True, left_out="round 0: no answer in time")
+    warning, line = [text for text in capsys.readouterr().out.splitlines() if text.startswith("feddure: ")]
+    assert warning == "feddure: warning: the server did not use this site's answer of round 0: no answer in time"
+    told, sent = answer(reply), messages.array_bytes(reply.content)
+    assert line.startswith(f"feddure: round 1/{federation.experiment.rounds}: loss {told['train.loss']:.3f}, received")
+    assert f"{100 * told['test.accuracy']:.1f} % on 24 own test images" in line
+    assert f"{sent / 1e3:.1f} kB to send" in line or f"{sent / 1e6:.1f} MB to send" in line
+
+
+def test_a_site_reads_what_the_server_was_told(root, capsys):
+    (root / "images" / "clients" / "south" / "unlabelled" / "broken.png").write_bytes(b"no image")
+    text = federated.experiment({"method": "feddure", "rounds": 7}).to_yaml()
+    content = RecordDict({TASK: ConfigRecord({"experiment": text})})
+    federated.grid(root).push_messages([Message(content, 12, messages.QUERY)])
+    assert (
+        "feddure: a run asks for this site: feddure, 7 rounds; the server was told of 26 labelled and 29 unlabelled "
+        "images (1 unreadable files are left out)\n"
+    ) in capsys.readouterr().out
+
+
+def test_a_reason_of_the_server_is_one_short_line(root, capsys):
+    forged = "x\nfeddure: round 1/2, accuracy 99.9 %\x1b[2J" + "y" * 5000
+    content = RecordDict({TASK: ConfigRecord({"experiment": "", "refused": forged})})
+    federated.grid(root).push_messages([Message(content, 12, messages.QUERY)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()
+    assert len(line) < 600
+
+
+def test_a_sites_12_bit_images_are_scaled_as_it_says(root):
+    home = root / "images" / "clients" / "south"
+    Image.fromarray(np.full((12, 12), 4095, np.uint16)).save(home / "unlabelled" / "deep.png")
+    for depth, unreadable in ((10, 1), (12, 0)):
+        nodes = federated.grid(root, depth=depth)
+        content = RecordDict({TASK: ConfigRecord({"experiment": ""})})
+        (number,) = nodes.push_messages([Message(content, 12, messages.QUERY)])
+        assert answer(nodes.pull_messages([number])[0])["unreadable"] == unreadable
 
 
 # --- memory ------------------------------------------------------------------------------------------------

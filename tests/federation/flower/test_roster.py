@@ -141,3 +141,31 @@ def test_a_refused_site_is_shown_by_its_registered_name(root):
     found = make(nodes)
     found.update()
     assert found.refused[12].startswith("site 'south': it goes by another description")
+
+
+def refusals_heard(nodes, node):
+    """The reasons that a node was given with the server's questions."""
+    asked = [message for message in nodes.sent if message.metadata.dst_node_id == node]
+    return [message.content.config_records["task"].get("refused") for message in asked]
+
+
+def test_a_refused_node_hears_the_servers_reason_once(root, capsys):
+    nodes = federated.grid(root)
+    nodes.names = {12: "west"}
+    found = make(nodes)
+    for _ in range(4):
+        found.update()
+    reason = "site 'west': its key is that of this site, but it says that it is 'south'"
+    assert found.refused == {12: reason}
+    assert refusals_heard(nodes, 12) == [None, reason]
+    assert refusals_heard(nodes, 11) == [None]
+    assert f"feddure: problem: the server refuses this site: {reason}." in capsys.readouterr().out
+
+
+def test_a_site_that_refused_by_itself_is_not_told_what_it_said(root):
+    nodes = federated.grid(root)
+    (root / "images" / "clients" / "south" / "labelled" / "z").mkdir()
+    found = make(nodes)
+    for _ in range(3):
+        found.update()
+    assert refusals_heard(nodes, 12) == [None]

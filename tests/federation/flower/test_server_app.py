@@ -18,6 +18,7 @@ from feddure.federation.flower.messages import ANSWER, PARAMETERS, STATISTICS
 from feddure.federation.rounds import run
 from feddure.models.network import read_network
 from feddure.tracking import records
+from feddure.tracking.participation import participation
 from feddure.tracking.report import write_report
 
 
@@ -542,3 +543,28 @@ def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root)
     expected = tiny.finished(server.experiment, data.load("fashion-mini"))
     tiny.assert_equal(server.state, expected.state)
     assert json.dumps(written(root)[-1]["test"]) == json.dumps(expected.test()["test"])
+
+
+def test_a_site_hears_why_its_answer_was_left_out(root, capsys):
+    nodes = federated.grid(root)
+    nodes.silent_once = {12}
+    federated.federate(root, nodes, settings=ALL, rounds=3, timeout_seconds=0.1)
+    heard = [line for line in capsys.readouterr().out.splitlines() if "did not use" in line]
+    assert heard == ["feddure: warning: the server did not use this site's answer of round 1: no answer in time"]
+
+
+def test_the_report_names_the_sites_and_what_they_did(root):
+    nodes = federated.grid(root)
+    nodes.silent_once = {12}
+    del nodes.contexts[13]
+    federated.federate(root, nodes, settings=ALL, rounds=2, timeout_seconds=0.1, minimum_sites=2)
+    found = participation(records.read_run(root / "run"))
+    rows = {row[0]: dict(zip(found.columns[1:], row[1:], strict=True)) for row in found.rows}
+    assert list(rows) == list(federated.SITES)
+    assert (rows["north"]["labelled"], rows["north"]["drawn"], rows["north"]["took part"]) == ("32", "2", "2")
+    assert (rows["south"]["took part"], rows["south"]["failed"]) == ("1", "1")
+    assert rows["west"]["drawn"] == "0"
+    assert found.notes == ["west was never connected.", "Last problem of south: no answer in time"]
+    page = write_report([root / "run"], root / "page.html").read_text()
+    assert "<h2>Sites</h2>" in page
+    assert "Updates of sites left out, see Sites: 1 of 4." in page

@@ -5,6 +5,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import federated
 from feddure.data.dataset import UNKNOWN
@@ -198,3 +199,27 @@ def test_nobody_else_can_read_the_pixels(folder, tmp_path):
     cache.chmod(0o755)
     load(folder, cache)
     assert cache.stat().st_mode & 0o777 == 0o700
+
+
+# --- files of fewer bits --------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
+def test_greys_of_12_bits_become_white_and_have_a_cache_of_their_own(folder, tmp_path):
+    deep = np.full((12, 12), 4095, dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "unlabelled" / "deep.png")
+    brightest = [
+        load_deep(folder, tmp_path / "cache", depth).dataset.images.max(axis=(1, 2, 3)) for depth in (16, 12, 16)
+    ]
+    assert [(values == 255).sum() - (brightest[0] == 255).sum() for values in brightest] == [0, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
+def test_the_servers_test_images_may_have_fewer_bits(tmp_path):
+    root = federated.write_images(tmp_path)
+    Image.fromarray(np.full((12, 12), 4095, dtype=np.uint16)).save(root / "images" / "test" / "a" / "deep.png")
+    found = [site_data.load_tests(root / "images" / "test", federated.DESCRIPTION, depth=d)[0] for d in (12, 16)]
+    white = [(dataset.test_images.min(axis=(1, 2, 3)) == 255).sum() for dataset in found]
+    assert white == [1, 0]
+
+
+def load_deep(folder, cache, depth):
+    return site_data.load(folder, federated.DESCRIPTION, cache, depth=depth)

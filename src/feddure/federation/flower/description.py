@@ -20,6 +20,7 @@ from feddure.data.sources.listing import composed
 from feddure.errors import ConfigError
 
 FILE_NAME = "federation.yaml"
+_MAY_DIFFER = {"server", "timeout_seconds"}
 
 
 class _Section(BaseModel):
@@ -99,8 +100,13 @@ class Description(_Section):
 
     def fingerprint(self) -> str:
         """A hash of all that must be equal at every site; address and timeout may differ."""
-        fields = self.model_dump(mode="json", exclude={"server", "timeout_seconds"})
+        fields = self.model_dump(mode="json", exclude=_MAY_DIFFER)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: "Description") -> list[str]:
+        """The fields that must be equal at every site, but are not."""
+        fields = [name for name in type(self).model_fields if name not in _MAY_DIFFER]
+        return [name for name in fields if getattr(self, name) != getattr(other, name)]
 
     def client(self, site: str) -> int:
         """The client number of a site."""

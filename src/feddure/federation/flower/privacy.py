@@ -21,6 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from feddure.errors import ConfigError
 from feddure.federation.flower.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
+from feddure.federation.flower.words import say
 
 _NORM_KEY = "clipping_norm"  # where Flower's mod looks for the norm
 _PUBLIC = ("site", "client", "round", "pid", "seconds", "memory")
@@ -67,9 +68,10 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     try:
         protection = Protection.of(message.content.config_records[TASK], context.node_config)
     except ConfigError as error:
+        say(f"problem: {error}")
         return _refuse(message, str(error))  # it names options and numbers, nothing of the site
     except (TypeError, ValueError) as error:
-        print(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})", flush=True)
+        say(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})")
         return _refuse(message, "the site's options of privacy are not numbers")
     reply = call_next(message, context)
     if not protection.clipping_norm or reply.has_error() or PARAMETERS not in reply.content.array_records:
@@ -77,6 +79,7 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     sent, received = reply.content.array_records[PARAMETERS], message.content.array_records[PARAMETERS]
     problem = _problem(protection, sent, received, reply.content.array_records.get(STATISTICS, {}))
     if problem:
+        say(f"problem: {problem}")
         return _refuse(message, problem)
     shown = RecordDict(
         {

@@ -54,6 +54,7 @@ class Roster:
         self._exchange = Exchange(grid)
         self._known: dict[int, str] = {}  # node → when it was last started, for those that were asked
         self._refused_at: dict[int, float] = {}
+        self._untold: dict[int, str] = {}  # node → the server's own reason to refuse it, which it has not heard yet
         self._names: dict[int, str] = {}  # node → the name its key was registered under
 
     def update(self) -> None:
@@ -68,14 +69,12 @@ class Roster:
         self._known = {node: since for node, since in self._known.items() if node in nodes and node not in old}
         self.refused = {node: why for node, why in self.refused.items() if node in nodes}
         started = {node: info.last_activated_at for node, info in nodes.items()}
-        new = [node for node in started if self._known.get(node) != started[node]]
-        contents = {
-            node: (node, RecordDict({TASK: ConfigRecord({"experiment": self._experiment})}))
-            for node in new
-            if not self._exchange.waits_for(node)
-        }
+        new = [node for node in started if self._known.get(node) != started[node] or node in self._untold]
+        contents = {node: (node, self._question(node)) for node in new if not self._exchange.waits_for(node)}
         failed = self._exchange.send(contents, QUERY, self._timeout)
-        self._known |= {node: started[node] for node in contents if node not in failed}
+        asked = [node for node in contents if node not in failed]
+        self._known |= {node: started[node] for node in asked}
+        self._untold = {node: why for node, why in self._untold.items() if node in nodes and node not in asked}
         for node, reply in self._exchange.collect().items():
             answer, problem = read_reply(reply)
             if reply is None or reply.has_error():
@@ -112,14 +111,22 @@ class Roster:
         """A client's site."""
         return self._sites[client] if self._sites else f"client-{client}"
 
+    def _question(self, node: int) -> RecordDict:
+        """Who a node is; one that the server refused hears why, for the person who started it."""
+        refused = {"refused": self._untold[node]} if node in self._untold else {}
+        return RecordDict({TASK: ConfigRecord({"experiment": self._experiment, **refused})})
+
     def _admit(self, node: int, answer: dict[str, Any], problem: str) -> None:
-        problem = problem or self._objection(node, answer)
+        objection = "" if problem else self._objection(node, answer)
+        problem = problem or objection
         if problem:
             # The operator chose the registered name; what a node calls itself may be anything.
             who = self._names.get(node) or plain(answer.get("site", ""), _NAME) or f"node {node}"
             told = f"site '{who}': {problem}"
             if self.refused.get(node) != told:
                 self._say(f"refused (node {node}): {told}")
+                if objection:  # a problem of the site's own is in its log already
+                    self._untold[node] = told
             self.refused[node], self._refused_at[node] = told, time.monotonic()
             for client, member in list(self.members.items()):
                 if member.node == node:

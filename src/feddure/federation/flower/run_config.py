@@ -10,7 +10,9 @@ from feddure import config
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.federation.flower import description as descriptions
+from feddure.federation.flower import place as places
 from feddure.federation.flower.description import Description, did_you_mean
+from feddure.federation.flower.place import Place
 
 KEYS: dict[str, tuple[Any, str]] = {
     "preset": ("", "Preset to start from, such as demo; empty for the defaults."),
@@ -42,7 +44,7 @@ class RunOptions:
     description: Description | None  # None in Flower's simulation
     folder: Path
     resume: bool
-    test_folder: Path | None
+    tests: Place | None
     minimum_sites: int
     wait_seconds: float
     timeout_seconds: float
@@ -74,7 +76,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         description=description,
         folder=Path(values["run-folder"]).expanduser(),
         resume=values["resume"],
-        test_folder=Path(values["test-folder"]).expanduser() if values["test-folder"] else None,
+        tests=places.read(values["test-folder"], "test-folder") if values["test-folder"] else None,
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,

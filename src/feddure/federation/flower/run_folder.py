@@ -19,8 +19,6 @@ from feddure.tracking.report import write_report
 from feddure.tracking.tensorboard import TensorBoard
 
 LOCK_FILE = ".lock"
-FEDERATION_FILE = "federation.json"
-"""The run's own name, under which sites keep what they remember, and what the sites said of themselves."""
 
 
 class RunFolder:
@@ -32,6 +30,7 @@ class RunFolder:
         self._check()
         self.run_name = secrets.token_hex(8)
         self._classes: list[str] = []
+        self._names: list[str] = []
         self._written: dict[str, Any] = {}
         self._sites: dict[int, dict[str, Any]] = {}
         self._read_about()
@@ -54,11 +53,15 @@ class RunFolder:
             self._check()  # a server that held the lock while this one waited for sites may have left a run
             yield
 
-    def open(self, server: Server, sites: Sequence[dict[str, Any]]) -> None:
-        """Write what a run starts with; brings the server to the folder's checkpoint, if there is one."""
+    def open(self, server: Server, sites: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> None:
+        """Write what a run starts with; brings the server to the folder's checkpoint, if there is one.
+
+        `names` are those of all sites of the federation, `sites` what the present ones said of themselves.
+        """
         self._read_about()
         checkpoint.read(server, self.folder)
         self._classes = classes = list(server.dataset.classes)
+        self._names = list(names)
         self.write_sites(sites)
         about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
         self._write_json(records.PARTITION, {"classes": classes})
@@ -74,9 +77,9 @@ class RunFolder:
         """Remember what sites said of themselves, beside what those said that are away now."""
         self._sites |= {site["client"]: site for site in sites}
         known = [self._sites[client] for client in sorted(self._sites)]
-        content = {"run": self.run_name, "classes": self._classes, "sites": known}
+        content = {"run": self.run_name, "classes": self._classes, "names": self._names, "sites": known}
         if content != self._written:
-            self._write_json(FEDERATION_FILE, content)
+            self._write_json(records.FEDERATION, content)
             self._written = content
 
     def write_round(self, server: Server, record: dict[str, Any], timing: dict[str, Any]) -> None:
@@ -103,7 +106,7 @@ class RunFolder:
             writer.close()
 
     def _read_about(self) -> None:
-        path = self.folder / FEDERATION_FILE
+        path = self.folder / records.FEDERATION
         self._written = about = _read(path)
         self.run_name = about.get("run") or self.run_name
         try:

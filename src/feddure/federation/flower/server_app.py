@@ -27,7 +27,7 @@ from feddure.federation.flower.privacy import Protection
 from feddure.federation.flower.roster import Roster
 from feddure.federation.flower.run_config import RunOptions
 from feddure.federation.flower.run_folder import RunFolder
-from feddure.federation.flower.words import plain
+from feddure.federation.flower.words import plain, say
 from feddure.federation.server import Answer, Assignment, Holding, Server, resolve_unlabelled_batch
 from feddure.methods.base import State
 
@@ -50,11 +50,6 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def say(text: str) -> None:
-    """A line in the run's log, which `flwr log` shows."""
-    print(f"feddure: {plain(text, 2000)}", flush=True)
-
-
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
     options = _as_resumed(options)
@@ -66,7 +61,8 @@ def run(grid: Grid, options: RunOptions) -> Server:
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
     with folder.locked():
-        folder.open(server, _introduced(roster))
+        names = options.description.sites if options.description is not None else ()
+        folder.open(server, _introduced(roster), names)
         say(f"run folder: {options.folder.resolve()}")
         if shares_parameters(server.experiment.method):
             say(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
@@ -94,6 +90,7 @@ class Rounds:
         self._shapes = messages.upload_shapes(server.program)
         self._experiment = server.experiment.to_yaml()
         self._checkpointed = _remembered(server)
+        self._left_out: dict[int, str] = {}  # client → what it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
 
     def play(self) -> None:
@@ -109,6 +106,7 @@ class Rounds:
         record, problems = server.conclude(answers)
         for client, problem in problems.items():
             say(f"round {server.round}: site '{roster.name(client)}' is left out: {problem}")
+            self._left_out[client] = f"round {server.round}: {problem}"
         if server.method.memory:
             for answer in answers:
                 if answer.client not in problems:
@@ -189,6 +187,7 @@ class Rounds:
             clipping_norm=options.clipping_norm,
             dp_epsilon=options.dp_epsilon,
             dp_delta=options.dp_delta,
+            left_out=self._left_out.pop(client, ""),
         )
 
     def _read(self, assignment: Assignment, reply: Message | None) -> tuple[dict[str, Any], State, str]:
@@ -255,11 +254,12 @@ def _about_images(options: RunOptions) -> Dataset:
     """What images look like and what classes there are, with the images that the server tests on."""
     if options.description is None:
         return data.load(options.experiment.dataset, site.data_folder(options.data_dir))
-    if options.test_folder is None:
+    if options.tests is None:
         return site_data.without_images(options.description)
-    dataset, unreadable = site_data.load_tests(options.test_folder, options.description)
+    tests = options.tests
+    dataset, unreadable = site_data.load_tests(tests.folder, options.description, depth=tests.depth)
     for file in unreadable:
-        say(f"left out: {options.test_folder / file.file}: {file.reason}")
+        say(f"left out: {tests.folder / file.file}: {file.reason}")
     return dataset
 
 

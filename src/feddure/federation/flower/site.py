@@ -17,6 +17,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
+from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import ConfigError, DataError
 from feddure.federation.engine import Engine
 from feddure.federation.evaluate import evaluate
@@ -80,8 +81,10 @@ def open_site(node: Mapping[str, Any], run_description: str) -> Site:
         client = description.client(name)
     except ConfigError as error:
         raise sayable(error, "its description of the federation has no site of its name") from None
+    if node.get("description"):
+        _expect_agreed(description, run_description, str(node["description"]))
     state = Path(str(node["state"])) if node.get("state") else folder / ".feddure"
-    found = site_data.load(folder, description, state / "cache")
+    found = site_data.load(folder, description, state / "cache", depth=int(node.get("depth", FULL_DEPTH)))
     return Site(
         name=name,
         client=client,
@@ -93,6 +96,36 @@ def open_site(node: Mapping[str, Any], run_description: str) -> Site:
         unreadable=found.unreadable,
         state=state,
     )
+
+
+def _expect_agreed(own: descriptions.Description, run_description: str, where: str) -> None:
+    """Refuse a run whose server means other classes or images than this site does; the server would refuse too."""
+    if not run_description.strip():
+        return
+    servers = descriptions.parse(run_description, "the run's description")
+    differing = own.differences(servers)
+    if not differing:
+        return
+    # Who else takes part is for the server's operator to say.
+    told = [
+        name
+        if name == "sites"
+        else f"{name} is {_shown(getattr(own, name))} here, {_shown(getattr(servers, name))} there"
+        for name in differing
+    ]
+    raise sayable(
+        ConfigError(
+            f"refused: {where} differs from the server's description of the federation ({'; '.join(told)}). This site "
+            f"cannot take part before both are equal: ask the server's operator for the current bundle, unpack it, and "
+            f"start the site again"
+        ),
+        f"it goes by another description of the federation (in {', '.join(differing)}); "
+        "give it the server's federation.yaml",
+    )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def open_share(client: int, clients: int, experiment: Experiment, data_dir: str) -> Site:

@@ -21,6 +21,7 @@ import numpy as np
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources import images as image_files
 from feddure.data.sources.decode import Rule, decode_all
+from feddure.data.sources.images import FULL_DEPTH
 from feddure.data.sources.listing import entries, files_below, name_of
 from feddure.errors import DataError
 from feddure.federation.flower import private
@@ -29,7 +30,7 @@ from feddure.federation.flower.words import sayable
 
 _PARTS = ("labelled", "unlabelled", "test")
 _BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,24 @@ class _File:
     kind: str | None  # the class, or None where it is not known
 
 
-def load(folder: Path, description: Description, cache: Path | None = None, progress: bool = False) -> SiteData:
-    """The images in a site's folder; `cache` is a folder in which to keep their pixels."""
+def load(
+    folder: Path,
+    description: Description,
+    cache: Path | None = None,
+    progress: bool = False,
+    depth: int = FULL_DEPTH,
+) -> SiteData:
+    """The images in a site's folder; `cache` is a folder in which to keep their pixels.
+
+    `depth` is the number of bits that grey values in 16-bit files use; it is a matter of each site's own files.
+    """
     parts = _find_parts(folder)
     if not {"labelled", "unlabelled"} & set(parts):
         raise sayable(
             DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images"),
             "its folder has neither labelled/ nor unlabelled/",
         )
-    data = _read(folder, parts, description, cache, progress)
+    data = _read(folder, parts, description, Rule(description.size, description.channels, depth=depth), cache, progress)
     if not len(data.labelled) + len(data.unlabelled):
         raise sayable(
             DataError(
@@ -83,11 +93,12 @@ def load(folder: Path, description: Description, cache: Path | None = None, prog
 
 
 def load_tests(
-    folder: Path, description: Description, progress: bool = False
+    folder: Path, description: Description, progress: bool = False, depth: int = FULL_DEPTH
 ) -> tuple[Dataset, tuple[Unreadable, ...]]:
     """The images in `folder/<class>/**` as the test set of a data set without training images."""
     files = list(_of_classes(folder, "test", description))
-    data = _assemble(folder.name, folder, files, description, *_decode(folder, files, description, progress))
+    rule = Rule(description.size, description.channels, depth=depth)
+    data = _assemble(folder.name, folder, files, description, *_decode(folder, files, rule, progress))
     if not len(data.dataset.test_images):
         raise DataError(
             f"{folder}: no readable image to test on{_first(data.unreadable)}; expected <class>/ with images"
@@ -120,7 +131,9 @@ def _find_parts(folder: Path) -> list[str]:
     return found
 
 
-def _read(folder: Path, parts: Sequence[str], description: Description, cache: Path | None, progress: bool) -> SiteData:
+def _read(
+    folder: Path, parts: Sequence[str], description: Description, rule: Rule, cache: Path | None, progress: bool
+) -> SiteData:
     files: list[_File] = []
     for part in parts:
         if part == "unlabelled":
@@ -128,13 +141,13 @@ def _read(folder: Path, parts: Sequence[str], description: Description, cache: P
         else:
             files += _of_classes(folder / part, part, description)
     if cache is None:
-        return _assemble(folder.name, folder, files, description, *_decode(folder, files, description, progress))
+        return _assemble(folder.name, folder, files, description, *_decode(folder, files, rule, progress))
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    path = cache / f"pixels-{place}-{_key(folder, files, description)[:24]}.npz"
+    path = cache / f"pixels-{place}-{_key(folder, files, description, rule)[:24]}.npz"
     private.make_folder(cache, DataError)
     kept = _read_cache(path, files)
     if kept is None:
-        kept = _decode(folder, files, description, progress)
+        kept = _decode(folder, files, rule, progress)
         _write_cache(path, *kept)
         for old in cache.glob(f"pixels-{place}-*.npz"):
             if old != path:
@@ -164,11 +177,8 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
             yield _File(path, part, kind)
 
 
-def _decode(
-    folder: Path, files: Sequence[_File], description: Description, progress: bool
-) -> tuple[np.ndarray, list[str]]:
+def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) -> tuple[np.ndarray, list[str]]:
     """Pixels of the readable files in their order, and for each file why it is not readable, or nothing."""
-    rule = Rule(description.size, description.channels)
     pixels, problems = [np.empty((0, rule.size, rule.size, rule.channels), dtype=np.uint8)], []
     for start in range(0, len(files), _BLOCK):
         paths = [file.path for file in files[start : start + _BLOCK]]
@@ -178,7 +188,7 @@ def _decode(
         except DataError:
             for path in paths:
                 try:
-                    pixels.append(image_files.read(path, rule.size, rule.channels)[None])
+                    pixels.append(image_files.read(path, rule.size, rule.channels, depth=rule.depth)[None])
                     problems.append("")
                 except image_files.Unreadable as problem:
                     problems.append(str(problem))
@@ -222,8 +232,8 @@ def _assemble(
     )
 
 
-def _key(folder: Path, files: Sequence[_File], description: Description) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {description.size} {description.fingerprint()}".encode())
+def _key(folder: Path, files: Sequence[_File], description: Description, rule: Rule) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {rule.depth} {description.fingerprint()}".encode())
     for file in files:
         name = file.path.relative_to(folder).as_posix()
         try:

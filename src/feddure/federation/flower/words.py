@@ -4,6 +4,8 @@ from typing import Any, TypeVar
 
 from feddure.errors import FeddureError
 
+SAID = "feddure: "
+"""How every line begins that is meant for the person at this end; the rest of a log is Flower's."""
 _PUBLIC = "public"
 _Error = TypeVar("_Error", bound=FeddureError)
 
@@ -13,6 +15,11 @@ def plain(text: Any, most: int = 300) -> str:
     found = str(text)[: most + 1]
     found = "".join(character if character.isprintable() else " " for character in found)
     return found if len(found) <= most else found[: most - 1] + "…"
+
+
+def say(text: str) -> None:
+    """A line in the log of this process: `flwr log` shows the server's, `feddure federate site` a site's."""
+    print(f"{SAID}{plain(text, 2000)}", flush=True)
 
 
 def sayable(error: _Error, public: str = "") -> _Error:
