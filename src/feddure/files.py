@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from feddure.errors import FeddureError
@@ -19,7 +20,8 @@ def write_whole(path: Path, content: bytes, error: type[FeddureError], durable: 
             make_durable(aside)
         aside.replace(path)
     except OSError as problem:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read leaves nothing to remove
+            aside.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import tiny
 from feddure import config, data
 from feddure.cli.compare import compare
-from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.federation import runs
 from feddure.studies import compare_report
 
@@ -116,6 +116,23 @@ def test_a_number_of_clients_that_contradicts_the_sites_is_refused(tmp_path):
     sites = ("--dataset", "tiny-sites", "--setting", "sites", "--methods", "fedavg")
     refused(ConfigError, "--clients 9: data set 'tiny-sites' has 2 sites", *sites, "--clients", "9", "--out", "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_a_method_that_fails_is_listed_with_its_reason(tmp_path):
+    text = "from feddure.methods.fedavg import FedAvg\nclass Raises(FedAvg):\n    def step(self, *_):\n        1 / 0\n"
+    (tmp_path / "failing_method.py").write_text(text)
+    with pytest.warns(FeddureWarning):
+        found = start("--methods", "fedavg,failing_method:Raises,fedavg-matched", "--out", "a folder", exit_code=1)
+    shown = " ".join(found.stdout.split())
+    assert "failing_method:Raises failed – – – – – –" in shown
+    assert "failing_method:Raises failed: ZeroDivisionError: division by zero." in shown
+    assert "against fedavg-matched" in shown
+    error = found.stderr[found.stderr.index("error: ") :]
+    assert error.startswith("error: an error in code ended method failing_method:Raises:\nTraceback")
+    assert error.count("File ") == 1
+    assert error.endswith("The others are compared; try again with: feddure compare --out 'a folder' --resume\n")
+    done = [("fedavg", "0"), ("fedavg-matched", "0"), ("failing_method:Raises", "")]
+    assert methods_in(tmp_path / "a folder" / "comparison.csv") == done
 
 
 def test_what_is_refused_leaves_nothing(tmp_path):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import synthetic
 from feddure import cli
-from feddure.errors import ConfigError, DataError, RunError
+from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
 from feddure.studies.cells import Store
 from feddure.studies.reproduce import Request, cells
 
@@ -59,6 +59,75 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert "table1" in told
     assert "on one NVIDIA H200" in told
     assert not (tmp_path / "out").exists()
+
+
+RAISES = """
+from feddure.methods.fedavg import FedAvg
+
+class Raises(FedAvg):
+    def step(self, client, batch):
+        raise ValueError("a mistake")
+
+class Mistaken(FedAvg):
+    def step(self, client, batch):
+        batch.strong
+"""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("Raises", "ValueError: a mistake"), ("Mistaken", "uses batch.strong")])
+def test_what_is_measured_is_written_and_what_failed_is_listed(folder, tmp_path, monkeypatch, name, reason):
+    (tmp_path / "failing_of_a_study.py").write_text(RAISES)
+    monkeypatch.chdir(tmp_path)
+    methods = f"fedavg-matched,failing_of_a_study:{name}"
+    words = ("table1", *SMALL, *QUICK, "--methods", methods, "--merge", folder, "--out", "out")
+    with pytest.warns(FeddureWarning, match=reason):
+        told = reproduce(*words, code=1)
+    assert "1 of 2 cells of this study are measured; 1 failed." in told
+    assert told.index("wrote out/table1-demo") < told.index("error: ")
+    assert f"failing_of_a_study:{name} seed 0" in told[told.index("error: ") :]
+    (study,) = tmp_path.glob("out/table1-demo*.md")
+    assert f"- Fashion-Mini, failing_of_a_study:{name}: DIR-DIR (seed 0): " in study.read_text()
+    assert reason in study.read_text()
+    assert {path.suffix for path in tmp_path.glob("out/table1-demo*")} == {".csv", ".md", ".png", ".html"}
+    assert "fedavg-matched" in {row["method"] for row in rows(tmp_path / "out")}
+
+
+def test_a_mistake_that_all_cells_share_is_told_once_and_leaves_nothing(tmp_path):
+    words = (
+        "--methods",
+        "fedavg,fedavg-matched",
+        "--set",
+        "partition.labels_per_class=4000",
+        "--out",
+        tmp_path / "out",
+    )
+    with (
+        pytest.warns(FeddureWarning, match="^cells of fedavg cannot be measured: --labels-per-class 4000 ") as notes,
+        pytest.raises(ConfigError, match=r"^--labels-per-class 4000 .*lower it to at most"),
+    ):
+        reproduce("table1", *SMALL, *words)
+    assert len(notes) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--processes", "2"], "--processes is not"),
+        (["--processes", "2", "--together", "3"], "--processes and --together are not"),
+        (["--ray", "local"], "--ray is not"),
+        (["--processes", "1"], None),
+        ([], None),
+    ],
+)
+def test_a_dry_run_says_what_its_estimate_does_not_count_in(words, named, tmp_path):
+    told = reproduce("table2", "--dry-run", *words, "--out", tmp_path / "out")
+    assert ("not counted in" in told) == (named is not None)
+    if named is not None:
+        assert (
+            f"The time is that of one whole GPU, or of all cores without one, however many cells share it: {named}"
+            in told
+        )
 
 
 def test_another_folders_cells_are_taken_over(folder, tmp_path):

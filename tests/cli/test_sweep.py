@@ -157,6 +157,10 @@ def test_an_error_in_a_method_leaves_the_others_their_places(tmp_path, module, w
     board = rows(tmp_path / "out" / "leaderboard.csv")
     assert sorted(row["seeds_measured"] for row in board) == ["", "0 1", "0 1"]
     assert "2 cells are not measured" in found.stdout
+    for name in ("leaderboard.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert f"Failed: {module}:Raises, seeds 0, 1 (ValueError: a mistake)." in text
+        assert "Not measured" not in text
     error = found.stderr[found.stderr.index("error: ") :]
     assert error.startswith(f"error: an error in code ended 2 cells {module}:Raises seed")
     assert f'{module}.py", line 6, in step\n' in error

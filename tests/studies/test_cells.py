@@ -1,6 +1,8 @@
 """Cells: kept whole, found again, claimed by one process, merged from several folders."""
 
 import csv
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -123,6 +125,31 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path):
     assert (tmp_path / "unfinished" / one.hash / "lock").exists()
     with Store(tmp_path).claimed([one]) as mine:
         assert mine == [one]
+
+
+def test_cells_are_under_way_while_a_process_of_this_machine_has_claimed_them(tmp_path):
+    store, one, other = Store(tmp_path), cell(), cell(seed=1)
+    assert store.under_way() == set()
+    with Store(tmp_path).claimed([one]):
+        (store.unfinished(one.hash) / "metrics.jsonl").touch()  # there is something to go on with afterwards
+        assert store.under_way() == {one.hash}
+        with Store(tmp_path).claimed([other]) as mine:  # looking has taken nothing away
+            assert mine == [other]
+    assert store.unfinished(one.hash).exists()
+    assert store.under_way() == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "elsewhere {own}", "{host} {gone}", "{host} 0", "{host} -1", "{host} x", "\udcff"]
+)
+def test_locks_that_nobody_here_has_are_not_under_way(tmp_path, text):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    store, one = Store(tmp_path), cell()
+    store.unfinished(one.hash).mkdir(parents=True)
+    said = text.format(host=socket.gethostname(), own=os.getpid(), gone=gone.pid)
+    (store.unfinished(one.hash) / "lock").write_bytes(said.encode(errors="surrogateescape"))
+    assert store.under_way() == set()
 
 
 def test_two_halves_merge_to_the_table_of_the_whole(tmp_path):

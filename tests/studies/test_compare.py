@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import folders
 import tiny
-from feddure.errors import ConfigError, RunError
+from feddure import methods as known_methods
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.federation import checkpoint, runs
+from feddure.methods.fedavg import FedAvg
 from feddure.studies import compare_report, compare_tables
 from feddure.studies.compare import compare
 from feddure.studies.compare_plan import Plan, make_plan, read_plan, run_folder
@@ -153,6 +156,109 @@ def test_a_run_that_lost_its_model_is_finished_again(images, tmp_path):
     (run_folder(folder, "feddure", 0) / "model.safetensors").unlink()
     compared(images, folder, resume=True)
     assert contents(folder) == before
+
+
+# --- methods that fail ---------------------------------------------------------------------------------
+
+
+class Raises(FedAvg):
+    """Fails in its second round."""
+
+    def step(self, client, batch):
+        if client.key[1] == 2:
+            raise ValueError("a mistake")
+        return super().step(client, batch)
+
+
+class Mistaken(FedAvg):
+    """Uses a view that it did not ask for."""
+
+    def step(self, client, batch):
+        assert batch.strong.numel()
+
+
+@pytest.fixture
+def _bad_methods(monkeypatch):
+    monkeypatch.setitem(known_methods.METHODS, "raises", Raises)
+    monkeypatch.setitem(known_methods.METHODS, "mistaken", Mistaken)
+
+
+bad_methods = pytest.mark.usefixtures("_bad_methods", "_with_report")
+told = pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
+
+
+@bad_methods
+@told
+def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
+    changes = {"rounds": 3, "checkpoint_every": 1}
+    found = compared(images, tmp_path / "out", ("raises", "fedavg", "mistaken", "fedavg-matched"), (0, 1), **changes)
+    assert list(found.failed) == ["raises", "mistaken"]
+    assert found.failed["raises"].reason == "ValueError: a mistake"
+    assert "test_compare.py" in found.failed["raises"].traceback
+    assert found.failed["mistaken"].traceback == ""
+    assert [row.method for row in found.rows] == ["fedavg", "fedavg-matched"]
+    assert {pair.method for pair in found.pairs} == {"fedavg"}
+    lines = {row["method"]: row for row in table(tmp_path / "out" / "comparison.csv")}
+    assert lines["raises"]["failed"] == "ValueError: a mistake"
+    assert set(lines["raises"].values()) == {"raises", "ValueError: a mistake", ""}
+    assert lines["fedavg"]["failed"] == ""
+    page = found.report.read_text()
+    assert "raises failed: ValueError: a mistake." in page
+    assert "mistaken failed: method &#39;mistaken&#39; uses batch.strong" in page
+    compared(images, tmp_path / "good", ("fedavg", "fedavg-matched"), (0, 1), **changes)
+    there = contents(tmp_path / "good")
+    for (run, name), content in there.items():
+        assert (tmp_path / "out" / run / name).read_bytes() == content
+
+
+@bad_methods
+def test_the_user_hears_of_a_failed_method_at_once(images, tmp_path):
+    with (
+        pytest.warns(
+            FeddureWarning, match="^ValueError: a mistake; each method is tried by itself, from its last check"
+        ),
+        pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake$"),
+    ):
+        compared(images, tmp_path / "out", ("raises", "fedavg"))
+
+
+@bad_methods
+@told
+def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, monkeypatch):
+    folder, changes = tmp_path / "out", {"rounds": 3, "checkpoint_every": 1}
+    found = compared(images, folder, ("raises", "fedavg"), **changes)
+    assert read_plan(folder) == found.plan == Plan(("raises", "fedavg"), (0,), "raises")
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("fedavg-seed0/*")}
+    monkeypatch.setattr(Raises, "step", FedAvg.step)
+    found = compared(images, folder, (), (), resume=True, **changes)
+    assert found.failed == {}
+    assert [row.method for row in found.rows] == ["raises", "fedavg"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    compared(images, tmp_path / "whole", ("raises", "fedavg"), **changes)
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+@bad_methods
+@told
+def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_path):
+    found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")
+    assert found.pairs == []
+    assert "It was the reference: no difference from it can be told." in found.report.read_text()
+
+
+@bad_methods
+@told
+def test_where_all_methods_fail_there_is_nothing_to_compare(images, tmp_path):
+    with pytest.raises(RunError, match=r"(?s)ended method raises:\nTraceback.*a mistake\nmethod mistaken cannot be"):
+        compared(images, tmp_path / "out", ("raises", "mistaken"))
+    assert not (tmp_path / "out" / "comparison.csv").exists()
+
+
+@bad_methods
+def test_a_full_disk_ends_the_comparison(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(records.Writer, "write", folders.disk_is_full)
+    with pytest.raises(RunError, match=r"cannot be written \(No space left on device\)"):
+        compared(images, tmp_path / "out", ("fedavg", "fedavg-matched"))
 
 
 # --- what is refused -----------------------------------------------------------------------------------
@@ -303,7 +409,7 @@ def test_the_tables(tmp_path):
         made_up(tmp_path, "feddure", 1, [0.1, *[0.6] * 9, 0.6], [5, 5], seconds=5.0),
     ]
     rows, pairs = compare_tables.rows(plan, found), compare_tables.pairs(plan, found)
-    compare_tables.write(tmp_path, rows, pairs)
+    compare_tables.write(tmp_path, rows, pairs, failed={})
     matched, feddure = table(tmp_path / "comparison.csv")
     assert matched == {
         "method": "fedavg-matched",
@@ -319,6 +425,7 @@ def test_the_tables(tmp_path):
         "bytes_up": "770",
         "seconds": "22.0",
         "seconds_are_of": "this run",
+        "failed": "",
     }
     assert (feddure["bytes_down"], feddure["bytes_up"], feddure["seconds"]) == ("", "", "44.0")
     by_last10, by_last = table(tmp_path / "paired.csv")
@@ -329,10 +436,10 @@ def test_the_tables(tmp_path):
     assert float(by_last10["interval_high"]) == pytest.approx(high, abs=1e-6)
     assert by_last10["verdict"] == "no difference can be told"
     assert by_last["interval_low"] == ""
-    cells = compare_tables.method_cells(rows)[1]
+    cells = compare_tables.method_cells(rows, {})[1]
     assert cells[0][-2:] == ["1.87 kB", "22 s"]
     assert cells[1][-2:] == ["–", "44 s"]
-    assert "mean of last 10 evaluations" in compare_tables.explain_methods(rows)
+    assert "mean of last 10 evaluations" in compare_tables.explain_methods(rows, "fedavg-matched", {})
 
 
 @pytest.mark.usefixtures("_with_report")

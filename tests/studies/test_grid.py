@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from feddure.errors import ConfigError, FeddureWarning
+from feddure.errors import FeddureWarning, RunError
 from feddure.federation import runs
 from feddure.federation.lanes import Lanes
 from feddure.methods import METHODS
@@ -110,6 +111,32 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
         grid.measure(wanted, Store(tmp_path), load, watcher=watch)
     assert watch.finished == [wanted[1].hash]
     assert grid.unmeasured(wanted, Store(tmp_path)) == wanted[:1]
+
+
+def test_programs_that_another_process_trains_come_last(tmp_path):
+    wanted, store = [*cells("feddure", seeds=(0, 1)), *cells("fedavg", seeds=(0,))], Store(tmp_path)
+    busy, free = Count(), Count()
+    with store.claimed(wanted[:1]):
+        grid.measure(wanted, store, load, watcher=busy)
+    assert busy.groups == [["fedavg"], ["feddure"]]
+    grid.measure(wanted, Store(tmp_path / "alone"), load, watcher=free)
+    assert free.groups == [["feddure"], ["feddure"], ["fedavg"]]
+
+
+def test_cells_that_a_killed_process_left_are_gone_on_with_first(tmp_path):
+    wanted, store, watch = cells("feddure", "fedavg", seeds=(0,)), Store(tmp_path), Count()
+    left = store.unfinished(wanted[0].hash)
+    left.mkdir(parents=True)
+    (left / "lock").write_text(f"{socket.gethostname()} {gone()}")
+    grid.measure(wanted, store, load, watcher=watch)
+    assert watch.groups == [["feddure"], ["fedavg"]]
+
+
+def gone():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_a_signal_keeps_what_is_under_way(tmp_path, monkeypatch):
@@ -282,7 +309,7 @@ def test_a_stop_in_the_step_that_fails_is_heard(tmp_path, monkeypatch):
     assert watch.groups == [["raises"]]
 
 
-@pytest.mark.parametrize("error", [ConfigError, MemoryError])
+@pytest.mark.parametrize("error", [RunError, MemoryError])
 @pytest.mark.usefixtures("raises")
 def test_what_concerns_all_cells_ends_the_grid(tmp_path, monkeypatch, error):
     def step(self, client, batch):

@@ -14,14 +14,13 @@ import tiny
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.studies import grid
 from feddure.studies.cells import Cell, Store
-from feddure.studies.grid import program_of
 from feddure.studies.grid_failures import CellsFailed, loading
-from feddure.studies.grid_processes import choose, measure_in_processes
+from feddure.studies.grid_processes import measure_in_processes
 from measured import found, here
 from waiting import until
 
 METHODS = """
-import os, pathlib, signal, time
+import errno, os, pathlib, signal, time
 from feddure.methods.fedavg import FedAvg
 
 class Fragile(FedAvg):  # takes its process with it, in one way or another
@@ -37,6 +36,17 @@ class Fragile(FedAvg):  # takes its process with it, in one way or another
 class Faulty(FedAvg):
     def step(self, client, batch):
         raise EOFError("a mistake in a method")
+
+class Mistaken(FedAvg):
+    def step(self, client, batch):
+        batch.strong  # not among its needs
+
+class Full(FedAvg):  # its process finds the disk full from now on
+    def step(self, client, batch):
+        def full(_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync = full
+        return super().step(client, batch)
 
 class Choosy(FedAvg):
     def step(self, client, batch):
@@ -141,18 +151,11 @@ def test_only_what_nobody_has_measured_or_works_on_is_measured(tmp_path, images)
     assert [store.has(cell) for cell in wanted] == [True, False, True]
 
 
-def test_processes_spread_over_programs_and_stay_with_theirs():
-    dear, fair, cheap = (
-        [Cell("test", "", tiny.experiment(method=method))] for method in ("feddure", "fedmatch", "fedavg")
-    )
-    a, b, c = (program_of(group[0]) for group in (dear, fair, cheap))
-    waiting = [dear, dear, fair, cheap]
-    assert choose(waiting, None, ()) == 0
-    assert choose(waiting, None, {a}) == 2  # while another compiles the first, this one compiles something else
-    assert choose(waiting, a, {b}) == choose(waiting, a, {a, b}) == 0  # its own program is ready
-    assert choose(waiting, c, {a}) == 3
-    assert choose([dear, fair], c, {a}) == 1
-    assert choose([dear, fair], None, {a, b}) == 0
+def test_a_process_begins_with_a_program_that_no_other_command_is_on(tmp_path, images):
+    wanted, store, watcher = [*cells(0, 1, method="feddure"), *cells(2)], Store(tmp_path), Watcher()
+    with store.claimed(wanted[:1]):
+        measure_in_processes(wanted, store, lambda name: images, 1, watcher=watcher)
+    assert watcher.began == [[(2, 0)], [(1, 0)]]  # FedDure, which costs more, would come first
 
 
 def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):
@@ -166,8 +169,10 @@ def test_nothing_to_do_starts_no_process(tmp_path, images, monkeypatch):
 def test_cells_of_a_lost_process_are_named_and_the_others_are_measured(tmp_path, images, how):
     bad, good = cells(3, 4, method="some_methods:Fragile", options={"how": how}), cells(0, 1)
     store, watcher = Store(tmp_path), Watcher()
-    with pytest.raises(RunError, match=r"ended before it had measured 2 cells some_methods:Fragile seed .*are kept"):
+    with pytest.raises(CellsFailed, match=r"^--processes: .* before it had measured 2 cells .*are kept") as caught:
         measure_in_processes([*bad, *good], store, lambda name: images, 2, watcher=watcher)
+    assert sorted(cell.hash for cell, _ in caught.value.failures) == sorted(cell.hash for cell in bad)
+    assert {problem.reason for _, problem in caught.value.failures} == {"its process ended: killed, or out of memory"}
     assert [store.has(cell) for cell in (*bad, *good)] == [False, False, True, True]
     assert sorted(watcher.lost) == sorted(cell.hash for cell in bad)
 
@@ -199,6 +204,31 @@ def test_an_error_in_code_ends_only_its_cells(tmp_path, images, capfd):
     assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in good)
     assert not (tmp_path / "unfinished").exists()
     assert capfd.readouterr().err == ""  # told once, here
+
+
+def test_a_mistake_that_a_check_of_the_method_finds_ends_only_its_cells(tmp_path, images):
+    bad, good = cells(3, method="some_methods:Mistaken"), cells(0)
+    store = Store(tmp_path)
+    with (
+        pytest.warns(
+            FeddureWarning, match="^cells of some_methods:Mistaken cannot be measured: method 'some_methods:M"
+        ),
+        pytest.raises(
+            CellsFailed, match=r"^cell .* cannot be measured: .*add needs = feddure\.Needs\(strong=True\) to"
+        ),
+    ):
+        measure_in_processes([*bad, *good], store, lambda name: images, 2)
+    assert [store.has(cell) for cell in (*bad, *good)] == [False, True]
+
+
+def test_a_full_disk_ends_all_processes_with_one_message(tmp_path, images):
+    wanted, store = cells(*range(6), method="some_methods:Full"), Store(tmp_path)
+    with pytest.raises(
+        RunError, match=r"cells/.*\.json: cannot be written \(No space left.*run the same command again"
+    ):
+        measure_in_processes(wanted, store, lambda name: images, 2)
+    assert descendants() == []
+    assert not any(store.has(cell) for cell in wanted)
 
 
 def test_cells_that_failed_together_are_tried_by_themselves(tmp_path, images):

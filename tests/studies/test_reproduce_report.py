@@ -61,6 +61,51 @@ def test_a_table_with_some_of_its_cells_says_what_is_left(tmp_path):
     assert "- CIFAR-10, FedDure: IID-IID (seed 0); IID-DIR (seed 0); DIR-DIR (seeds 0, 1)" in text
 
 
+def test_cells_that_failed_are_listed_with_the_reason(tmp_path):
+    cells = reproduce.cells("table1", request(settings=("dir-dir",), seeds=(0, 1)))
+    bad = [cell for cell in cells if cell.experiment.method == "fedmatch"]
+    store = synthetic.filled(tmp_path, [cell for cell in cells if cell not in bad], accuracy)
+    failed = {bad[0].hash: "ValueError: <a> mistake", bad[1].hash: "ValueError: <a> mistake"}
+    reproduce_report.write("table1", cells, store, tmp_path, failed)
+    page, text = ((tmp_path / f"table1-aaai24.{end}").read_text() for end in ("html", "md"))
+    line = "CIFAR-10, FedMatch: DIR-DIR (seeds 0, 1): ValueError: "
+    assert f"## Failed\n\n- {line}\\<a> mistake\n" in text
+    assert f"<li>{line}&lt;a&gt; mistake</li>" in page
+    left = text[text.index("## Not measured yet") :]
+    assert "FedMatch: IID-IID (seeds 0, 1); IID-DIR (seeds 0, 1)\n" in left
+    shown = printed(reproduce_report.show("table1", cells, store, failed))
+    assert "failed (" in shown
+    assert "measured; 2 failed" in shown
+    reproduce_report.write("table1", cells, store, tmp_path)
+    assert "Failed" not in (tmp_path / "table1-aaai24.md").read_text()
+
+
+def test_options_that_all_rows_share_are_said_once_above_the_table(tmp_path):
+    changes = {"server.weight": "uniform", "evaluate_every": 7}
+    cells = reproduce.cells("table1", request(settings=("dir-dir",), changes=changes))
+    store = synthetic.filled(tmp_path, cells[:-1], accuracy)
+    reproduce_report.write("table1", cells, store, tmp_path)
+    files = {
+        path.suffix: path.read_text() for path in tmp_path.glob("table1-*") if path.suffix in (".md", ".html", ".csv")
+    }
+    for text in (printed(reproduce_report.show("table1", cells, store)), files[".md"], files[".html"]):
+        assert text.count("All with server.weight=uniform, evaluate_every=7.") == 1
+        assert "FedMatch, " not in text
+        assert "FedMatch" in text
+    assert files[".csv"].count("server.weight=uniform evaluate_every=7") == 3
+
+
+def test_options_of_some_rows_stay_with_their_names(tmp_path):
+    usual = reproduce.cells("table1", request(settings=("dir-dir",)))
+    changed = reproduce.cells(
+        "table1", request(settings=("dir-dir",), changes={"feddure.d_clip": 0.3}, methods=["feddure"])
+    )
+    store = synthetic.filled(tmp_path, [*usual, *changed], accuracy)
+    shown = printed(reproduce_report.show("table1", changed, store))
+    assert "FedDure, feddure.d_clip=0.3" in shown
+    assert "All with" not in shown
+
+
 def test_nothing_measured_and_nothing_asked_are_no_errors(tmp_path):
     store = Store(tmp_path)
     cells = reproduce.cells("table1", request())

@@ -32,6 +32,16 @@ def test_what_is_not_measured_says_so():
     assert tables.entry(Row("gamma", "aaai24", "cifar10", "dir-dir", "feddure")) == "not measured"
 
 
+def test_what_failed_says_so():
+    row = Row("table1", "aaai24", "cifar10", "dir-dir", "feddure", missing=(0, 1, 2), failed={0: "why", 2: "why not"})
+    assert tables.accuracy(row) == "failed"
+    assert tables.failed([row]) == [
+        "CIFAR-10, FedDure: DIR-DIR (seed 0): why",
+        "CIFAR-10, FedDure: DIR-DIR (seed 2): why not",
+    ]
+    assert tables.missing([row]) == ["CIFAR-10, FedDure: DIR-DIR (seed 1)"]
+
+
 def test_methods_stand_in_rows_and_settings_in_columns_with_variants_below_their_method():
     found = [
         synthetic.row("table1", "feddure", THREE),

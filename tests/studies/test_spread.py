@@ -40,6 +40,10 @@ class Choosy(FedAvg):
         if client.key[0] == 1:
             raise ValueError("a mistake")
         return super().step(client, batch)
+
+class Mistaken(FedAvg):
+    def step(self, client, batch):
+        batch.strong  # not among its needs
 '''
 
 SLOW = """
@@ -224,6 +228,21 @@ def test_an_error_in_code_ends_only_its_cells(tmp_path, images):
     assert watcher.lost == [bad[1].hash]
     assert sorted(watcher.done) == sorted((cell.hash, cell.hash) for cell in (bad[0], bad[2], *good))
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_mistake_that_a_check_of_the_method_finds_ends_only_its_cells(tmp_path, images):
+    bad, good = cells(0, method="fragile:Mistaken"), cells(0)
+    store = Store(tmp_path)
+    with (
+        pytest.warns(
+            FeddureWarning, match="^cells of fragile:Mistaken cannot be measured: method 'fragile:Mistaken' us"
+        ),
+        pytest.raises(
+            CellsFailed, match=r"^cell fragile:Mistaken seed 0 .* cannot be measured: .*Needs\(strong=True\)"
+        ),
+    ):
+        measure_on_ray([*bad, *good], store, lambda name: images, "local")
+    assert [store.has(cell) for cell in (*bad, *good)] == [False, True]
 
 
 def test_an_error_in_the_code_of_a_data_set_ends_only_its_cells(tmp_path, images):

@@ -50,7 +50,8 @@ def compare(
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
 
-    Writes comparison.csv, paired.csv and report.html, and for each method and seed an ordinary run folder.
+    Writes comparison.csv, paired.csv and report.html, and for each method and seed an ordinary run folder. A method
+    that fails is listed with the reason; the others are compared, and the exit code is 1.
 
     Examples:
 
@@ -65,7 +66,7 @@ def compare(
     from feddure import config, data
     from feddure.federation.runs import Interrupted
     from feddure.studies import compare as study
-    from feddure.studies import compare_plan
+    from feddure.studies import compare_plan, grid_failures
 
     _expect_no_run_options(sets or [])
     present = compare_plan.read_plan(out) if resume and out is not None else None
@@ -97,6 +98,12 @@ def compare(
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
     _show(found, folder, time.monotonic() - began)
+    if found.failed:
+        ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
+        go_on = f"The others are compared; try again with: feddure compare --out {shlex.quote(str(folder))} --resume"
+        console.print("error:", style="bold red", end=" ")
+        console.print("\n".join([*grid_failures.told(ended), go_on]))
+        raise typer.Exit(1)
 
 
 def _show(found: "Comparison", folder: Path, seconds: float) -> None:
@@ -105,7 +112,8 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
 
     plan, experiment = found.plan, found.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
-    tables = [_table(title, compare_tables.method_cells(found.rows), compare_tables.explain_methods(found.rows), 1)]
+    explained = compare_tables.explain_methods(found.rows, plan.against, found.failed)
+    tables = [_table(title, compare_tables.method_cells(found.rows, found.failed), explained, 1)]
     if found.pairs:
         explained = compare_tables.explain_pairs(plan, plan.against)
         tables.append(_table(f"against {plan.against}", compare_tables.pair_cells(found.pairs), explained))

@@ -15,6 +15,7 @@ from feddure.errors import ConfigError
 if TYPE_CHECKING:
     from feddure.data import Dataset
     from feddure.studies.cells import Cell, Store
+    from feddure.studies.grid_failures import CellsFailed
 
 Merge = Annotated[
     list[Path] | None,
@@ -75,10 +76,11 @@ def measure(
     ray: str | None,
     processes: int | None,
     report: Callable[[], None] | None = None,
-) -> None:
+) -> "CellsFailed | None":
     """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on.
 
-    `report` tells what is finished, before Ctrl-C or errors in code end the command; by default results.csv is written.
+    `report` tells what is finished before Ctrl-C ends the command; by default results.csv is written. Returns what has
+    ended some cells: the command writes its files without them, and ends with `end_if_failed`.
     """
     from feddure import data
     from feddure.studies import grid, grid_failures
@@ -86,7 +88,7 @@ def measure(
 
     left = grid.unmeasured(cells, store)
     if not left:
-        return
+        return None
     check_data(left, store, data_dir)
     if outdated := store.outdated(left):
         own = sorted({path for cell in outdated for path in cell.experiment.own_code().split(", ")})
@@ -104,9 +106,8 @@ def measure(
                 loaded[name] = data.load(name, data_dir, progress=True)
         return loaded[name]
 
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console = _console()
     progress = GridProgress(left)
-    failed: grid_failures.CellsFailed | None = None
     report = report or (lambda: store.tabulate(cells))
     try:
         if ray is not None:
@@ -125,22 +126,36 @@ def measure(
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
         report()
         raise typer.Exit(stopped.exit_code) from None
-    except grid_failures.CellsFailed as problem:
-        failed = problem
+    except grid_failures.CellsFailed as failed:
+        if failed.mistake and not any(store.has(cell) for cell in cells):
+            raise ConfigError(failed.mistake) from None  # there is nothing to report
+        return failed
     finally:
         progress.close()
-    if failed is not None:
-        report()
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(failed))
-        raise typer.Exit(1)
     others = grid.unmeasured(cells, store)
     if others:
         console.print(f"{len(others)} cells are being measured by another process; run this again when it has finished")
+    return None
 
 
-def show_estimate(cells: "Sequence[Cell]", store: "Store") -> None:
-    """How much is left to measure, and about how long it takes."""
+def reasons(failed: "CellsFailed | None") -> dict[str, str]:
+    """Why cells have failed, by their hashes."""
+    return {cell.hash: problem.reason for cell, problem in failed.failures} if failed is not None else {}
+
+
+def end_if_failed(failed: "CellsFailed | None") -> None:
+    """End the command with what has ended some of its cells; the last thing that it says."""
+    if failed is not None:
+        console = _console()
+        console.print("error:", style="bold red", end=" ")
+        console.print(str(failed))
+        raise typer.Exit(1)
+
+
+def show_estimate(
+    cells: "Sequence[Cell]", store: "Store", together: int | None, ray: str | None, processes: int | None
+) -> None:
+    """How much is left to measure, and about how long it takes; what that does not count in is said."""
     from feddure.studies import grid, grid_cost
 
     left = grid.unmeasured(cells, store)
@@ -152,3 +167,21 @@ def show_estimate(cells: "Sequence[Cell]", store: "Store") -> None:
     console.print(f"{len(left)} of {len(cells)} cells to measure, {estimate.text}")
     if estimate.warning:
         console.print(estimate.warning)
+    given = [
+        name
+        for name, divides in (
+            ("--processes", processes is not None and processes > 1),
+            ("--together", together is not None),
+            ("--ray", ray is not None),
+        )
+        if divides
+    ]
+    if given:
+        console.print(
+            "The time is that of one whole GPU, or of all cores without one, however many cells share it: "
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not counted in"
+        )
+
+
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True, markup=False, highlight=False)

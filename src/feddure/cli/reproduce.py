@@ -1,6 +1,6 @@
 """`feddure reproduce`: the paper's tables, figures and claims, one command each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +84,8 @@ def reproduce(
     """Reproduce the paper: measure what is not measured yet, and write tables and figures with its numbers beside ours.
 
     Every cell (a method on a data set, setting and seed) is kept in the folder as soon as it is finished. Run the same
-    command again after a kill and it goes on; run it several times at once and the runs divide the cells.
+    command again after a kill and it goes on; run it several times at once and the runs divide the cells. Cells that
+    fail are listed as missing, with the reason, and the exit code is 1.
 
     Examples:
 
@@ -128,11 +129,14 @@ def reproduce(
         if what in _TRAINS_NOTHING:
             print(_TRAINS_NOTHING[what][1])
         else:
-            _show_plan(cells, Merged(out, merge or ()))
+            merged = Merged(out, merge or ())
+            _show_plan(cells, merged)
+            grids.show_estimate(cells, merged, together, ray, processes)
         return
     grids.merge_all(merge, store)
-    grids.measure(cells, store, data_dir, together, ray, processes)
-    _write(what, studies, cells, store, request.datasets, data_dir)
+    failed = grids.measure(cells, store, data_dir, together, ray, processes)
+    _write(what, studies, cells, store, request.datasets, data_dir, grids.reasons(failed))
+    grids.end_if_failed(failed)
 
 
 def _check_options(what: What, context: typer.Context) -> None:
@@ -156,7 +160,9 @@ def _write(
     store: "Store",
     datasets: Sequence[str],
     data_dir: Path | None,
+    failed: Mapping[str, str],
 ) -> None:
+    """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
     from feddure.studies import reproduce_claims_report, reproduce_report
 
     console = Console(highlight=False)
@@ -165,8 +171,8 @@ def _write(
         store.tabulate(cells)
     for name in studies:
         own = [cell for cell in cells if cell.study == name]
-        written += reproduce_report.write(name, own, store, store.folder)[-1:]
-        for part in reproduce_report.show(name, own, store):
+        written += reproduce_report.write(name, own, store, store.folder, failed)[-1:]
+        for part in reproduce_report.show(name, own, store, failed):
             console.print(part)
     if what in ("partitions", "all"):
         written += reproduce_report.write_partitions(store.folder, datasets or ("cifar10",), data_dir)[-1:]
@@ -202,4 +208,3 @@ def _show_plan(cells: "list[Cell]", store: "Store") -> None:
         counts = (len(methods), len(seeds), len(own), measured_here)
         table.add_row(study, dataset, ", ".join(settings), *map(str, counts), duration(seconds))
     Console(highlight=False).print(table)
-    grids.show_estimate(cells, store)

@@ -1,5 +1,6 @@
 """`feddure sweep`: a grid of the user's own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,20 +72,23 @@ def sweep(
     grids.check_merge(merge)
     grids.check_places(ray, processes)
     if dry_run:
-        _show_plan(wanted, Merged(folder, merge or ()))
+        merged = Merged(folder, merge or ())
+        _show_plan(wanted, merged)
+        grids.show_estimate(wanted.cells(), merged, together, ray, processes)
         return
     if not merge:  # what others have measured needs no data
         grids.check_data(wanted.cells(), Store(folder), data_dir)
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store, wanted.cells())
-    grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))
-    _report(wanted, store)
+    failed = grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))
+    _report(wanted, store, grids.reasons(failed))
+    grids.end_if_failed(failed)
 
 
-def _report(wanted: "Sweep", store: "Store") -> None:
+def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = None) -> None:
     from feddure.studies import sweep_report
 
-    files = sweep_report.write(wanted, store)
+    files = sweep_report.write(wanted, store, failed)
     _show(wanted, store)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     for path in files:
@@ -106,9 +110,9 @@ def _show(wanted: "Sweep", store: "Store") -> None:
             Console().print("", _table(f"{wanted.name}: {board.title}", *sweep_report.brief(board.sweep, rows)))
             console.print(sweep_report.verdict(rows))
         Console(highlight=False, markup=False).print(f"\n{explanation}", style="dim italic")
-    absent = sweep_report.missing(every)
+    absent = sum(len(row.absent) for row in every)
     if absent:
-        console.print(f"{len(absent)} cells are not measured; the order may change when they are")
+        console.print(f"{absent} cells are not measured; the order may change when they are")
     console.print()
 
 
@@ -140,4 +144,3 @@ def _show_plan(wanted: "Sweep", store: "Store") -> None:
     console.print(table)
     if len(wanted.points) > _MOST_LINES:
         console.print(f"and {len(wanted.points) - _MOST_LINES} combinations more")
-    grids.show_estimate(wanted.cells(), store)

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -180,6 +181,13 @@ class Store:
         """Where a cell's state lies while it is being measured."""
         return self.folder / UNFINISHED / config_hash
 
+    def under_way(self) -> set[str]:
+        """The cells that processes of this machine have claimed, by their hashes: a hint, for who has a choice.
+
+        No lock is tried, as that would keep it for a moment from who claims it.
+        """
+        return {path.parent.name for path in (self.folder / UNFINISHED).glob("*/lock") if _is_held_here(path)}
+
     def measurements(self) -> Iterator[Measurement]:
         """All finished cells, by name."""
         for path in sorted((self.folder / CELLS).glob("*.json")):
@@ -211,7 +219,8 @@ class Store:
             for cell in mine:
                 _remove_if_untouched(self.unfinished(cell.hash))
             for lock in locks:
-                lock.close()
+                with suppress(OSError), lock:
+                    lock.truncate(0)  # nobody has it any more
             with suppress(OSError):  # not empty, or just removed by another process
                 (self.folder / UNFINISHED).rmdir()
                 if new:
@@ -336,15 +345,40 @@ def _lock(folder: Path) -> IO[str] | None:
             lock = (folder / "lock").open("a")
         except FileNotFoundError:  # another process has just removed it
             continue
+        except OSError as problem:
+            raise RunError(f"{folder / 'lock'}: cannot be written ({problem.strerror})") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
             return None
-        with suppress(FileNotFoundError):
+        try:
             if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
+                lock.truncate(0)
+                lock.write(f"{socket.gethostname()} {os.getpid()}")
+                lock.flush()
                 return lock
+        except FileNotFoundError:
+            pass
+        except OSError as problem:
+            with suppress(OSError):
+                lock.close()
+            raise RunError(f"{folder / 'lock'}: cannot be written ({problem.strerror})") from None
         lock.close()  # of a file that is gone: it keeps nobody away
+
+
+def _is_held_here(lock: Path) -> bool:
+    """Whether a process of this machine that is alive has written this lock."""
+    try:
+        host, _, number = lock.read_text(encoding="utf-8").rpartition(" ")
+        if host != socket.gethostname() or int(number) < 1:
+            return False
+        os.kill(int(number), 0)
+    except PermissionError:
+        return True  # it is another user's
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _make(folder: Path) -> None:

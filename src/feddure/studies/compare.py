@@ -4,31 +4,39 @@ A comparison is a folder with one ordinary run for each method and seed. Its tab
 seed by seed, whether it differs from a reference method by more than chance.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from feddure import methods as known_methods
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.federation import runs
 from feddure.files import write_whole
-from feddure.studies import compare_report, compare_tables
+from feddure.studies import compare_report, compare_tables, grid_failures
 from feddure.studies.compare_plan import PLAN_FILE, Plan, read_plan, run_folder
 from feddure.studies.compare_tables import Pair, Row
+from feddure.studies.grid_failures import Problem
 from feddure.tracking import records
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: its runs in the plan's order, a row a method, and the differences from the reference."""
+    """A finished comparison: its runs in the plan's order, a row a method, and the differences from the reference.
+
+    Methods that have `failed` on any seed are in none of them.
+    """
 
     plan: Plan
     runs: list[records.Run]
     rows: list[Row]
     pairs: list[Pair]
     report: Path
+    failed: Mapping[str, Problem]
 
 
 def compare(
@@ -36,19 +44,21 @@ def compare(
 ) -> Comparison:
     """Run all of a plan that is not finished yet, sharing the lanes, and write tables and report.
 
-    `experiment` says everything but the method and the seed.
+    `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
+    with it.
     """
     wanted = check(plan, experiment, folder, resume)
-    left = [path for path in wanted if not runs.is_finished(path)]
-    members = runs.prepare([wanted[path] for path in left], dataset, left, resume) if left else []
-    _write_plan(plan, folder)
-    if members:
-        runs.complete(members, folder, "compare", progress)
-    finished = [records.read_run(path) for path in wanted]
+    left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
+    failed = _Training(plan, dataset, folder, resume, progress).train(left)
+    done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
+    if not done.methods:
+        raise _nothing_compared(failed)
+    finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
     _expect_one_partition_a_seed(finished)
-    rows, pairs = compare_tables.rows(plan, finished), compare_tables.pairs(plan, finished)
-    compare_tables.write(folder, rows, pairs)
-    return Comparison(plan, finished, rows, pairs, compare_report.write(folder, plan, finished, rows, pairs))
+    rows, pairs = compare_tables.rows(done, finished), compare_tables.pairs(done, finished)
+    compare_tables.write(folder, rows, pairs, failed)
+    report = compare_report.write(folder, done, finished, rows, pairs, failed)
+    return Comparison(plan, finished, rows, pairs, report, failed)
 
 
 def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dict[Path, Experiment]:
@@ -60,6 +70,69 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
     for path, found in wanted.items():
         runs.check_folder(found, path, resume)
     return wanted
+
+
+class _Training:
+    """Trains the runs of a comparison side by side; where an error ends them, method by method."""
+
+    def __init__(self, plan: Plan, dataset: Dataset, folder: Path, resume: bool, progress: bool):
+        self._plan = plan
+        self._dataset = dataset
+        self._folder = folder
+        self._resume = resume
+        self._progress = progress
+        self._began = False
+
+    def train(self, left: Mapping[Path, Experiment]) -> dict[str, Problem]:
+        """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
+        if not left:
+            _write_plan(self._plan, self._folder)
+            return {}
+        methods = list(dict.fromkeys(found.method for found in left.values()))
+        problem = self._attempt(left)
+        if problem is None:
+            return {}
+        if len(methods) == 1:
+            return {methods[0]: problem}
+        if self._began:
+            self._say(f"{problem.error}; each method is tried by itself, from its last checkpoint")
+        failed = {}
+        for method in methods:
+            own = self._attempt({path: found for path, found in left.items() if found.method == method})
+            if own is not None:
+                failed[method] = own
+                if self._began:  # what no method can be prepared for is told once, at the end
+                    self._say(f"{method}: {own.error}")
+        return failed
+
+    def _attempt(self, wanted: Mapping[Path, Experiment]) -> Problem | None:
+        """Train some runs, and what has ended them in words; memory is free again when this returns."""
+        try:
+            members = runs.prepare(list(wanted.values()), self._dataset, list(wanted), self._resume)
+            if not self._began:
+                _write_plan(self._plan, self._folder)
+                self._began = self._resume = True
+            runs.complete(members, self._folder, "compare", self._progress)
+        except Exception as error:
+            if grid_failures.ends_all(error) or not _gpu_is_usable():
+                raise
+            return grid_failures.describe(error)
+        return None
+
+    def _say(self, text: str) -> None:
+        warnings.warn(text, FeddureWarning, stacklevel=2)
+
+
+def _gpu_is_usable() -> bool:
+    return not torch.cuda.is_initialized() or grid_failures.is_usable(torch.device("cuda"))
+
+
+def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
+    """What has ended every method: the same mistake, or the errors of each."""
+    errors = {problem.error: problem for problem in failed.values()}
+    if len(errors) == 1 and not next(iter(errors.values())).traceback:
+        return ConfigError(*errors)
+    return RunError("\n".join(grid_failures.told([(f"method {name}", problem) for name, problem in failed.items()])))
 
 
 def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:

@@ -1,25 +1,33 @@
 """A comparison's page: its tables and mean curves, ahead of the runs one by one."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from feddure.studies.compare_plan import REPORT_FILE, Plan
 from feddure.studies.compare_tables import Pair, Row, explain_methods, explain_pairs, method_cells, pair_cells
+from feddure.studies.grid_failures import Problem
 from feddure.tracking import figures
 from feddure.tracking.records import Record, Run
 from feddure.tracking.report import Opening, Table, write_report
 from feddure.tracking.summary import evaluations, spoken
 
 
-def write(folder: Path, plan: Plan, runs: Sequence[Run], rows: Sequence[Row], pairs: Sequence[Pair]) -> Path:
-    """Write report.html and return its path."""
+def write(
+    folder: Path,
+    plan: Plan,
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    failed: Mapping[str, Problem],
+) -> Path:
+    """Write report.html and return its path; `plan` is that of the methods that have not failed."""
     several = len(plan.seeds) > 1
     opening = Opening(
-        methods=_table(*method_cells(rows)),
-        methods_note=explain_methods(rows),
+        methods=_table(*method_cells(rows, failed)),
+        methods_note=explain_methods(rows, plan.against, failed),
         pairs=_table(*pair_cells(pairs)),
         pairs_note=explain_pairs(plan, spoken(plan.against)),
         charts=[(mean_curves(plan, runs), "Test accuracy of each method against rounds")] if several else [],

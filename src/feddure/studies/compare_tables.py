@@ -4,15 +4,17 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scipy.stats import t as student
 
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.studies.compare_plan import PAIRED_FILE, TABLE_FILE, Plan
+from feddure.studies.grid_failures import Problem
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, Summary, duration, number, points, summarise
 
@@ -80,7 +82,9 @@ def rows(plan: Plan, runs: Sequence[Run]) -> list[Row]:
 
 
 def pairs(plan: Plan, runs: Sequence[Run]) -> list[Pair]:
-    """Each method beside the reference, by both accuracies."""
+    """Each method beside the reference, by both accuracies; nothing where the reference is not there."""
+    if plan.against not in plan.methods:
+        return []
     found = {(run.experiment.method, run.experiment.seed): summarise(run.metrics) for run in runs}
     compared = []
     for method in plan.methods:
@@ -109,10 +113,10 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     return mean, mean - half, mean + half
 
 
-def method_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Column names and cells, as people read them; accuracies in per cent."""
+def method_cells(rows: Sequence[Row], failed: Mapping[str, Problem]) -> tuple[list[str], list[list[str]]]:
+    """Column names and cells, as people read them, methods that have failed last; accuracies in per cent."""
     columns = ["method", "seeds", "rounds", "steps", "last", "last 10", "sent", "time"]
-    return columns, [
+    lines = [
         [
             row.method,
             f"{len(row.seeds)}",
@@ -125,6 +129,7 @@ def method_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         ]
         for row in rows
     ]
+    return columns, lines + [[method, "failed", *[NOTHING] * (len(columns) - 2)] for method in failed]
 
 
 def pair_cells(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
@@ -142,14 +147,20 @@ def pair_cells(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def explain_methods(rows: Sequence[Row]) -> str:
-    """What the columns of `method_cells` are."""
+def explain_methods(rows: Sequence[Row], against: str, failed: Mapping[str, Problem]) -> str:
+    """What the columns of `method_cells` are, and why methods have `failed`; `against` is the reference."""
     spread = " ± standard deviation over seeds" if len(rows[0].seeds) > 1 else ""
     shared = max(row.shared_by for row in rows)
     time = "each run's own" if shared == 1 else f"that of {shared} runs, which share the lanes"
-    return (
-        f"Test accuracy in %{spread}: last round, and {rows[0].mean_of}. Steps: local ones per client and round. "
-        f"Sent: by server and clients in one run. Time: {time}."
+    vain = [f"{method} failed: {problem.reason}." for method, problem in failed.items()]
+    if against in failed:
+        vain.append("It was the reference: no difference from it can be told.")
+    return " ".join(
+        [
+            f"Test accuracy in %{spread}: last round, and {rows[0].mean_of}. Steps: local ones per client and round. "
+            f"Sent: by server and clients in one run. Time: {time}.",
+            *vain,
+        ]
     )
 
 
@@ -162,9 +173,12 @@ def explain_pairs(plan: Plan, against: str) -> str:
     return f"Points of accuracy (last 10) beyond {against} on the same seeds. {interval}."
 
 
-def write(folder: Path, rows: Sequence[Row], pairs: Sequence[Pair]) -> None:
-    """comparison.csv and paired.csv; accuracies are shares of 1, bytes and seconds those of a run."""
-    methods = {
+def write(folder: Path, rows: Sequence[Row], pairs: Sequence[Pair], failed: Mapping[str, Problem]) -> None:
+    """comparison.csv and paired.csv; accuracies are shares of 1, bytes and seconds those of a run.
+
+    Methods that have `failed` have a line with the reason and no number.
+    """
+    methods: dict[str, list[Any]] = {
         "method": [row.method for row in rows],
         "seeds": [" ".join(map(str, row.seeds)) for row in rows],
         "rounds": [row.rounds for row in rows],
@@ -178,7 +192,11 @@ def write(folder: Path, rows: Sequence[Row], pairs: Sequence[Pair]) -> None:
         "bytes_up": [_rounded(row.bytes_up, 0) for row in rows],
         "seconds": [_rounded(row.seconds, 2) for row in rows],
         "seconds_are_of": ["this run" if row.shared_by == 1 else f"{row.shared_by} runs together" for row in rows],
+        "failed": ["" for _ in rows],
     }
+    for method, problem in failed.items():
+        for name, column in methods.items():
+            column.append({"method": method, "failed": problem.reason}.get(name, ""))
     differences = {
         "method": [pair.method for pair in pairs],
         "against": [pair.against for pair in pairs],

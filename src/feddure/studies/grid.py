@@ -8,6 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
-from feddure.federation import checkpoint, program
+from feddure.federation import checkpoint
 from feddure.federation.engine import Engine
 from feddure.federation.lanes import Stopped
 from feddure.federation.rounds import Federation, Observer, prepare, run
@@ -25,12 +26,10 @@ from feddure.federation.runs import stopping
 from feddure.studies import grid_failures
 from feddure.studies.cells import OWN_CODE, Cell, Measurement, Store, named
 from feddure.studies.grid_failures import CellsFailed, Failure, Problem
+from feddure.studies.grid_order import busy, choose, groups, program_of, programs_of
 from feddure.tracking import diagnostics_summary, records
 from feddure.tracking.console import Federation as Watched
 from feddure.tracking.summary import evaluations, summarise
-
-TOGETHER = 9
-"""Cells that share the lanes of a GPU when nobody says: with five clients each they fill the lanes twice."""
 
 CHECKPOINT_SECONDS = 300.0
 """A kill costs a cell at most about this much of its time."""
@@ -72,30 +71,6 @@ def unmeasured(cells: Iterable[Cell], store: Store) -> list[Cell]:
     return list(left.values())
 
 
-def program_of(cell: Cell) -> str:
-    """What cells that can share lanes, compiled code and captured graphs have in common."""
-    engine = cell.experiment.engine.model_dump_json()
-    return f"{cell.experiment.dataset} {program.fields(cell.experiment)} {engine}"
-
-
-def groups(cells: Sequence[Cell], together: int | None = None) -> list[list[Cell]]:
-    """Cells that can share lanes, in the order of their first ones; at most `together` in each."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(program_of(cell), []).append(cell)
-    size = together or TOGETHER
-    return [members[start : start + size] for members in found.values() for start in range(0, len(members), size)]
-
-
-def portions(cells: Sequence[Cell], together: int | None, on_gpu: Callable[[Cell], bool]) -> list[list[Cell]]:
-    """Cells as several processes take them: groups where they share a GPU's lanes or are asked to, else one by one."""
-    return [
-        part
-        for group in groups(cells, together)
-        for part in ([group] if together or on_gpu(group[0]) else [[cell] for cell in group])
-    ]
-
-
 def measure(
     cells: Sequence[Cell],
     store: Store,
@@ -106,14 +81,18 @@ def measure(
 ) -> None:
     """Measure all cells that are not finished and that no other process is working on.
 
-    Cells that an error in code ends are named at the end, when all others are measured. Where nobody could go on with
-    cells under way, as in a store that is about to vanish, they need not be `resumable`.
+    Cells that an error of their own ends are named at the end, when all others are measured. Where nobody could go on
+    with cells under way, as in a store that is about to vanish, they need not be `resumable`. Programs that another
+    process of this machine trains come last.
     """
     bench = Bench(store, load, together, watcher, resumable)
     waiting = groups(unmeasured(cells, store), together)
+    programs, own = programs_of(waiting), None
     failures: list[Failure] = []
     while waiting and bench.usable:
-        failures += bench.measure(waiting.pop(0))
+        group = waiting.pop(choose(waiting, own, busy(programs, store)))
+        own = program_of(group[0])
+        failures += bench.measure(group)
     if failures:
         untried = sum(map(len, waiting))
         raise CellsFailed(
@@ -142,15 +121,18 @@ class Bench:
         self._watcher = watcher
         self._resumable = resumable
         self._engine: Engine | None = None
+        self._said: set[str] = set()
         self.usable = True  # until an error takes the GPU away from this process
 
     def measure(self, group: Sequence[Cell]) -> list[Failure]:
         """Measure those of a group that are not finished and that no other process is working on.
 
-        Returns those that an error in the code of a method, network or data set has ended.
+        Returns those that an error in a method, network, data set or configuration has ended.
         """
         failures: list[Failure] = []
-        with self._store.claimed(group) as mine:
+        with ExitStack() as claims:
+            with grid_failures.writing(self._store.folder):
+                mine = claims.enter_context(self._store.claimed(group))
             if not mine:
                 return failures
             options = mine[0].experiment.engine
@@ -165,7 +147,7 @@ class Bench:
         return failures
 
     def _try(self, cells: Sequence[Cell], engine: Engine) -> list[Failure]:
-        """Measure some cells; where an error in code ends several, each is tried by itself."""
+        """Measure some cells; where an error of theirs ends several, each is tried by itself."""
         problem = self._problem(cells, engine)
         if problem is None:
             return []
@@ -177,7 +159,7 @@ class Bench:
             warnings.warn(f"{named(left)}: {problem.error}; each is tried by itself", FeddureWarning, stacklevel=2)
             return [failure for cell in left for failure in self._try([cell], engine)]
         failures = [Failure(cell, problem) for cell in left]
-        grid_failures.note(failures)
+        grid_failures.note(failures, self._said)
         for cell in left:
             _forget_unless_resumable(self._store.unfinished(cell.hash))
         return failures
@@ -246,8 +228,9 @@ def _measure_together(
             raise
         finally:
             engine.lanes.stop = lambda: False
-            for state in states:
-                state.close()
+            with ExitStack() as ending:
+                for state in states:
+                    ending.callback(state.close)
     for cell in cells:
         found = store.find(cell)
         if watcher and found is not None:
@@ -293,20 +276,24 @@ class _State(Observer):
         if checkpoint.is_of_other_code(experiment, self._folder):
             (self._folder / checkpoint.FILE).unlink()
         checkpoint.read(self.federation, self._folder)
-        self._metrics = records.Writer(self._folder / records.METRICS)
-        self._timing = records.Writer(self._folder / records.TIMING)
-        for writer in (self._metrics, self._timing):
-            writer.keep(self.federation.round)
+        with grid_failures.writing(self._folder):
+            self._metrics = records.Writer(self._folder / records.METRICS)
+            self._timing = records.Writer(self._folder / records.TIMING)
+            for writer in (self._metrics, self._timing):
+                writer.keep(self.federation.round)
         self._due = time.monotonic() + CHECKPOINT_SECONDS
 
     def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
         if federation is not self.federation:
             return
         last = federation.round == federation.experiment.rounds
-        self._metrics.write(record)
-        self._timing.write({"round": record["round"], "seconds": self.clock.take(self, last)})
+        with grid_failures.writing(self._folder):
+            self._metrics.write(record)
+            self._timing.write({"round": record["round"], "seconds": self.clock.take(self, last)})
         if last:
-            self._store.keep(self._measurement())
+            measurement = self._measurement()
+            with grid_failures.writing(self._store.folder):
+                self._store.keep(measurement)
         elif time.monotonic() > self._due:
             self.checkpoint()
 
@@ -315,13 +302,14 @@ class _State(Observer):
         if not self._resumable or self._store.has(self._cell):
             return
         began = time.monotonic()
-        checkpoint.write(self.federation, self._folder)
+        with grid_failures.writing(self._folder):
+            checkpoint.write(self.federation, self._folder)
         took = (time.monotonic() - began) * self._together
         self._due = time.monotonic() + max(CHECKPOINT_SECONDS, took / _WRITING)
 
     def close(self) -> None:
-        self._metrics.close()
-        self._timing.close()
+        with grid_failures.writing(self._folder), closing(self._metrics), closing(self._timing):
+            pass
 
     def _measurement(self) -> Measurement:
         metrics = records.read(self._folder / records.METRICS)

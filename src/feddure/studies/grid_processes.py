@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -21,10 +21,11 @@ from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
 from feddure.studies.cells import Cell, Store, named
-from feddure.studies.grid import Distant, GridStopped, Load, Watcher, portions, program_of, unmeasured
+from feddure.studies.grid import Distant, GridStopped, Load, Watcher, unmeasured
 from feddure.studies.grid_child import Begins, Failed, Finished, Lost, Note, Ready, Round, Wants, on_gpu, work
 from feddure.studies.grid_cost import reference_seconds
-from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure
+from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure, Problem
+from feddure.studies.grid_order import busy, choose, portions, program_of, programs_of
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 60.0
@@ -40,8 +41,8 @@ def measure_in_processes(
 ) -> None:
     """Measure all cells that are not finished and that nobody else works on, in this many processes at a time.
 
-    Data sets are loaded here and handed on. Cells that an error in code ends, or whose process is lost, are left out
-    and named at the end, as the same cells would probably end another one too.
+    Data sets are loaded here and handed on. Cells that an error of their own ends, or whose process is lost, are left
+    out and named at the end, as the same cells would probably end another one too.
     """
     waiting = portions(unmeasured(cells, store), together, on_gpu)
     waiting.sort(key=lambda group: -sum(reference_seconds(cell.experiment) for cell in group))
@@ -51,16 +52,6 @@ def measure_in_processes(
             parent.run(waiting, stop)
         finally:
             parent.close()
-
-
-def choose(waiting: Sequence[Sequence[Cell]], own: str | None, others: Collection[str]) -> int:
-    """Which group a process takes next, of groups in the order of their cost.
-
-    One of the program that it trained last, which is compiled; else one that no other process trains, as two that
-    compile the same at the same time leave the GPU idle; else the first.
-    """
-    programs = [program_of(group[0]) for group in waiting]
-    return min(range(len(programs)), key=lambda n: (programs[n] != own, programs[n] in others, n))
 
 
 class _Child:
@@ -113,6 +104,7 @@ class _Parent:
         self._watcher = watcher
         self._processes = processes
         self._waiting: list[list[Cell]] = []
+        self._programs: dict[str, str] = {}
         self._children: list[_Child] = []
         self._lost: dict[str, Cell] = {}
         self._failures: list[Failure] = []
@@ -123,6 +115,7 @@ class _Parent:
 
     def run(self, waiting: list[list[Cell]], stop: Stop) -> None:
         self._waiting = waiting
+        self._programs = programs_of(waiting)
         for _ in range(self._processes):
             self._start()
         while self._children:
@@ -144,11 +137,10 @@ class _Parent:
                 f"--processes: no process can be started (the last one ended with exit code {self._code}); finished "
                 "cells are kept. Run this again, with fewer processes"
             )
-        lost = _lost(list(self._lost.values())) if self._lost else ""
-        if self._failures:
-            raise CellsFailed(self._failures, lost)
-        if lost:
-            raise RunError(lost)
+        lost = list(self._lost.values())
+        if self._failures or lost:
+            why = Problem("its process ended: killed, or out of memory")
+            raise CellsFailed(self._failures, _lost(lost) if lost else "", [Failure(cell, why) for cell in lost])
 
     def close(self) -> None:
         """End what is left of the children after an error here."""
@@ -226,7 +218,7 @@ class _Parent:
         if not self._waiting:
             return None
         others = {other.program for other in self._children if other is not child and other.program}
-        return self._waiting.pop(choose(self._waiting, child.program, others))
+        return self._waiting.pop(choose(self._waiting, child.program, others | busy(self._programs, self._store)))
 
     def _gone(self, child: _Child) -> None:
         """A child has ended: as it was told to, or with the cells that it had."""

@@ -3,7 +3,7 @@
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -15,6 +15,7 @@ from rich.text import Text
 from feddure import data
 from feddure.data.dataset import Dataset
 from feddure.studies import reproduce, reproduce_figures, reproduce_partitions, theory, theory_report
+from feddure.studies import reproduce_names as names
 from feddure.studies import reproduce_pages as pages
 from feddure.studies import reproduce_tables as tables
 from feddure.studies import reproduce_words as words
@@ -27,14 +28,20 @@ from feddure.tracking.report import Table, embed
 from feddure.tracking.summary import spoken
 
 
-def show(study: str, cells: Sequence[Cell], store: Store) -> list[RenderableType]:
-    """A study's tables for a terminal: the methods of which something is measured."""
-    found = rows(gather(study, cells, store), store)
-    begun = {(row.dataset, row.method, row.options) for row in found if row.measured}
+def show(
+    study: str, cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None
+) -> list[RenderableType]:
+    """A study's tables for a terminal: the methods of which something is measured or was tried in vain."""
+    found = rows(gather(study, cells, store), store, failed)
+    shared = names.shared(found)
+    found = names.without(found, shared)
+    begun = {(row.dataset, row.method, row.options) for row in found if row.measured or row.failed}
     listed = [row for row in found if (row.dataset, row.method, row.options) in begun]
     seeds = tables.most_seeds(found)
     preset = f" ({cells[0].preset})" if cells else ""
     shown: list[RenderableType] = [Text(f"{words.ABOUT[study]}{preset}", "bold")]
+    if shared:
+        shown.append(Text(words.throughout(shared)))
     for grid in tables.grids(listed):
         table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         table.add_column("method")
@@ -49,20 +56,23 @@ def show(study: str, cells: Sequence[Cell], store: Store) -> list[RenderableType
     return [*shown, Text(words.state(found))]
 
 
-def write(study: str, cells: Sequence[Cell], store: Store, folder: Path) -> list[Path]:
+def write(
+    study: str, cells: Sequence[Cell], store: Store, folder: Path, failed: Mapping[str, str] | None = None
+) -> list[Path]:
     """Write a study's files, each whole or not at all, and the index; returns their paths, the page last.
 
-    Numbers come first: whatever happens to a figure, they are kept.
+    Numbers come first: whatever happens to a figure, they are kept. `failed` says why cells could not be measured, by
+    their hashes.
     """
     preset = cells[0].preset if cells else reproduce.Request().preset
-    found = rows(gather(study, cells, store), store)
+    found = rows(gather(study, cells, store), store, failed)
     name = stem(study, cells, preset)
     numbers = {f"{name}.csv": tables.as_csv(found)}
     if study == "figure1":
         numbers[f"{name}-curves.csv"] = _curves(found)
     numbers[f"{name}.md"] = _markdown(study, preset, found, name)
     written = write_files(folder, {file: text.encode() for file, text in numbers.items()})
-    figure = reproduce_figures.figure(found) if found else None
+    figure = reproduce_figures.figure(found) if _has_numbers(found) else None
     drawn = {f"{name}.png": style.render(figure, "png")} if figure else {}
     page = pages.render(_page(study, preset, found, figure)).encode()
     return written + write_files(folder, drawn | {f"{name}.html": page})
@@ -87,6 +97,8 @@ def write_theory(folder: Path, progress: Callable[[int, int], None] | None = Non
 
 
 def _page(study: str, preset: str, found: Sequence[Row], figure: Figure | None) -> Page:
+    shared = names.shared(found)
+    found = names.without(found, shared)
     seeds = tables.most_seeds(found)
     sections = []
     for place, grid in enumerate(tables.grids(found)):
@@ -101,14 +113,16 @@ def _page(study: str, preset: str, found: Sequence[Row], figure: Figure | None) 
                 tables=[(heading, text, beyond)] if beyond else [],
             )
         )
-    left = tables.missing(found)
-    if left:
+    if failed := tables.failed(found):
+        sections.append(Section("Failed", points=failed))
+    if left := tables.missing(found):
         sections.append(Section("Not measured yet", list=left))
+    quantity = words.quantity(found, seeds, columns=True)
     alt = f"{words.ABOUT[study]}: the numbers of the tables below"
     return Page(
         kicker=f"feddure reproduce {study}",
         title=words.ABOUT[study],
-        lead=f"{words.setup(preset)} {words.quantity(found, seeds, columns=True)}",
+        lead=" ".join(filter(None, [words.setup(preset), words.throughout(shared), quantity])),
         sections=sections,
         notes=words.notes(found),
         pictures=[embed(figure, alt)] if figure else [],
@@ -117,19 +131,28 @@ def _page(study: str, preset: str, found: Sequence[Row], figure: Figure | None) 
 
 
 def _markdown(study: str, preset: str, found: Sequence[Row], name: str) -> str:
+    shared = names.shared(found)
+    found = names.without(found, shared)
+    quantity = words.quantity(found, tables.most_seeds(found))
     lines = [
         f"# {words.ABOUT[study]}",
         "",
-        f"{words.setup(preset)} {words.quantity(found, tables.most_seeds(found))}",
+        " ".join(filter(None, [words.setup(preset), words.throughout(shared), quantity])),
         "",
         *(f"> {note}\n" for note in words.notes(found)),
-        *([f"![{words.ABOUT[study]}]({name}.png)", ""] if found else []),
+        *([f"![{words.ABOUT[study]}]({name}.png)", ""] if _has_numbers(found) else []),
         tables.markdown(found, words.definitions(found)),
     ]
-    left = tables.missing(found)
-    if left:
+    if failed := tables.failed(found):
+        lines += ["## Failed", "", *(f"- {line}".replace("<", r"\<") for line in failed), ""]
+    if left := tables.missing(found):
         lines += ["## Not measured yet", "", *(f"- {line}" for line in left), ""]
     return "\n".join([*lines, *pages.provenance(found), ""])
+
+
+def _has_numbers(found: Sequence[Row]) -> bool:
+    """Whether there is something to draw."""
+    return any(row.measured or row.paper is not None for row in found)
 
 
 def _curves(found: Sequence[Row]) -> str:

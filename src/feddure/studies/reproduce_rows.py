@@ -68,6 +68,7 @@ class Row:
     value: float | None = None  # of the study's axis
     measured: Mapping[int, Measurement] = field(default_factory=dict)  # by seed
     missing: tuple[int, ...] = ()  # seeds
+    failed: Mapping[int, str] = field(default_factory=dict)  # why, of those of the missing that were tried in vain
     reference: Accuracies = field(default_factory=dict)  # of labels-only training with as many steps
     paper: float | None = None
 
@@ -115,10 +116,11 @@ class Row:
         return None if self.method == REFERENCE else difference(self.accuracies, self.reference)
 
 
-def rows(cells: Sequence[Cell], store: Store) -> list[Row]:
+def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
     """The rows of a study in the order of its cells, then the places where only the paper has a number.
 
-    Experiments that are not the paper's have their own rows alone.
+    Experiments that are not the paper's have their own rows alone. `failed` says why cells could not be measured, by
+    their hashes.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     study = preset = ""
@@ -126,10 +128,12 @@ def rows(cells: Sequence[Cell], store: Store) -> list[Row]:
         study, preset = cell.study, cell.preset
         e = cell.experiment
         place = (e.dataset, e.partition.setting, e.method, cell.options, axis_value(cell))
-        entry = found.setdefault(place, {"measured": {}, "missing": [], "reference": {}})
+        entry = found.setdefault(place, {"measured": {}, "missing": [], "failed": {}, "reference": {}})
         measurement = store.find(cell)
         if measurement is None:
             entry["missing"].append(e.seed)
+            if failed and cell.hash in failed:
+                entry["failed"][e.seed] = failed[cell.hash]
         else:
             entry["measured"][e.seed] = measurement
             reference = store.find(reference_cell(cell))
@@ -139,7 +143,7 @@ def rows(cells: Sequence[Cell], store: Store) -> list[Row]:
     table = [
         Row(
             study, preset, dataset, setting, method, options, value, entry["measured"], tuple(entry["missing"]),
-            entry["reference"], paper.get((dataset, setting, method)) if not options else None,
+            entry["failed"], entry["reference"], paper.get((dataset, setting, method)) if not options else None,
         )
         for (dataset, setting, method, options, value), entry in found.items()
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from feddure.studies.paper_numbers import setting_name
 from feddure.studies.reproduce_rows import Row, axis_text, signed
 from feddure.tracking.summary import NOTHING, spoken
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, FAILED = "not measured", "failed"
 
 Panel = list[Row]
 """Rows that make one table or one part of a chart."""
@@ -64,7 +64,7 @@ def accuracy(row: Row | None, seeds: int = 0) -> str:
     if row is None:
         return NOTHING
     if row.last10 is None:
-        return NOT_MEASURED
+        return FAILED if row.failed else NOT_MEASURED
     few = f" n={len(row.seeds)}" if len(row.seeds) < seeds else ""
     return with_deviation(row.last10) + few
 
@@ -94,7 +94,7 @@ def entry(row: Row | None, seeds: int = 0) -> str:
     if row is None or row.paper is None:
         return accuracy(row, seeds)
     if row.last10 is None:
-        return f"{NOTHING} ({paper(row)})"
+        return f"{FAILED if row.failed else NOTHING} ({paper(row)})"
     return f"{accuracy(row, seeds)} ({paper(row)}, {from_paper(row)})"
 
 
@@ -123,16 +123,34 @@ def beyond_labels(grid: Grid) -> list[list[str]]:
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
-    """What is not measured yet, in words: a line for each method of a panel."""
+    """What is not measured yet and has not failed, in words: a line for each method of a panel."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if row.missing:
-            axis = reproduce.STUDIES[row.study].axis
-            where = setting_name(row.setting) if row.value is None else axis_text(axis, row.value)
-            head = spoken(row.dataset) + ("" if row.value is None else f", {setting_name(row.setting)}")
-            seeds = f"seed{'s' * (len(row.missing) > 1)} {', '.join(map(str, sorted(row.missing)))}"
-            found.setdefault(f"{head}, {row.name}", []).append(f"{where} ({seeds})")
+        seeds = [seed for seed in row.missing if seed not in row.failed]
+        if seeds:
+            found.setdefault(_whose(row), []).append(_where(row, seeds))
     return [f"{name}: {'; '.join(places)}" for name, places in found.items()]
+
+
+def failed(rows: Iterable[Row]) -> list[str]:
+    """What was tried in vain, in words: a line for each method of a panel and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for reason in dict.fromkeys(row.failed.values()):
+            seeds = [seed for seed, why in row.failed.items() if why == reason]
+            found.setdefault((_whose(row), reason), []).append(_where(row, seeds))
+    return [f"{name}: {'; '.join(places)}: {reason}" for (name, reason), places in found.items()]
+
+
+def _whose(row: Row) -> str:
+    panel = "" if row.value is None else f", {setting_name(row.setting)}"
+    return f"{spoken(row.dataset)}{panel}, {row.name}"
+
+
+def _where(row: Row, seeds: Sequence[int]) -> str:
+    axis = reproduce.STUDIES[row.study].axis
+    where = setting_name(row.setting) if row.value is None else axis_text(axis, row.value)
+    return f"{where} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})"
 
 
 def markdown(rows: Sequence[Row], definitions: str = "") -> str:

@@ -41,6 +41,11 @@ def setup(preset: str) -> str:
     return f"Preset {preset}: {config.about(preset)}"
 
 
+def throughout(options: Sequence[str]) -> str:
+    """What all rows change, said once; nothing where they share nothing."""
+    return f"All with {', '.join(options)}." if options else ""
+
+
 def quantity(found: Sequence[Row], seeds: int, columns: bool = False) -> str:
     """What the numbers of the tables are; the paper's stand in brackets, or in columns of their own."""
     spread = f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed" if seeds else ""
@@ -66,7 +71,9 @@ def state(found: Sequence[Row]) -> str:
     counted = {row.dataset for row in found if row.seeds or row.missing}
     others = [spoken(dataset) for dataset in dict.fromkeys(row.dataset for row in found) if dataset not in counted]
     aside = f" ({', '.join(others)} not counted)" if others and counted else ""
-    return f"{done} of {done + left} cells of this study are measured{aside}."
+    failed = sum(len(row.failed) for row in found)
+    vain = f"; {failed} failed" if failed else ""
+    return f"{done} of {done + left} cells of this study are measured{vain}{aside}."
 
 
 def notes(found: Sequence[Row]) -> list[str]:

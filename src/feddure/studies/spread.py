@@ -27,8 +27,9 @@ from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.federation.runs import Stop, stopping
 from feddure.studies import grid_failures
 from feddure.studies.cells import Cell, Measurement, Store, named
-from feddure.studies.grid import Distant, GridStopped, Load, Watcher, measure, portions, unmeasured
+from feddure.studies.grid import Distant, GridStopped, Load, Watcher, measure, unmeasured
 from feddure.studies.grid_failures import CellsFailed, DatasetFailed, Failure, Problem
+from feddure.studies.grid_order import portions
 from feddure.version import VERSION
 
 LOCAL = "local"
@@ -63,7 +64,7 @@ class _Found(NamedTuple):
 
     measurements: list[dict[str, Any]]
     notes: list[str]
-    problems: dict[str, Problem]  # errors in code, by the hash of the cell that each has ended
+    problems: dict[str, Problem]  # errors of their own, by the hash of the cell that each has ended
 
 
 def measure_on_ray(
@@ -111,6 +112,7 @@ class _Driver:
         self._datasets: dict[str, Any] = {}
         self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
         self._failures: list[Failure] = []
+        self._said: set[str] = set()
 
     def run(self, cells: Sequence[Cell], stop: Stop) -> None:
         waiting = portions(unmeasured(cells, self._store), self._together, self._on_gpu)
@@ -126,10 +128,9 @@ class _Driver:
                 if gone and self._watcher:
                     self._watcher.cells_lost(gone)
                 lost += gone
-        if self._failures:
-            raise CellsFailed(self._failures, _lost(lost) if lost else "")
-        if lost:
-            raise RunError(_lost(lost))
+        if self._failures or lost:
+            why = Problem(f"its workers were lost {ATTEMPTS} times: killed, or out of memory")
+            raise CellsFailed(self._failures, _lost(lost) if lost else "", [Failure(cell, why) for cell in lost])
 
     def close(self) -> None:
         """Leave what is under way to itself: nothing of it is kept, and Ray ends it with this connection.
@@ -152,7 +153,8 @@ class _Driver:
 
     def _submit(self, group: Sequence[Cell]) -> None:
         locks = ExitStack()
-        mine = locks.enter_context(self._store.claimed(group))
+        with grid_failures.writing(self._store.folder):
+            mine = locks.enter_context(self._store.claimed(group))
         if not mine:
             locks.close()
             return
@@ -178,7 +180,7 @@ class _Driver:
                 self._watcher.group_begins([Distant(cell.experiment) for cell in mine])
         except DatasetFailed as failed:
             with locks:
-                grid_failures.note(self._fail({cell.hash: failed.problem for cell in mine}, mine))
+                grid_failures.note(self._fail({cell.hash: failed.problem for cell in mine}, mine), self._said)
         except BaseException:
             locks.close()
             raise
@@ -203,10 +205,13 @@ class _Driver:
                     raise _explained(error, cells) from None
                 return cells
             for note in found.notes:
-                warnings.warn(note, FeddureWarning, stacklevel=2)
+                if note not in self._said:
+                    self._said.add(note)
+                    warnings.warn(note, FeddureWarning, stacklevel=2)
             measurements = [Measurement(**fields) for fields in found.measurements]
             for measurement in measurements:
-                self._store.keep(measurement)
+                with grid_failures.writing(self._store.folder):
+                    self._store.keep(measurement)
         if self._watcher:
             kept = [cell for cell in cells if cell.hash not in found.problems]
             for cell, measurement in zip(kept, measurements, strict=True):
@@ -215,7 +220,7 @@ class _Driver:
         return []
 
     def _fail(self, problems: dict[str, Problem], cells: Sequence[Cell]) -> list[Failure]:
-        """Some of these cells, by their hashes, have been ended by errors in code."""
+        """Some of these cells, by their hashes, have been ended by errors of their own."""
         failures = [Failure(cell, problems[cell.hash]) for cell in cells if cell.hash in problems]
         self._failures += failures
         if failures and self._watcher:

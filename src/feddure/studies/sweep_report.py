@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import jinja2
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.studies.cells import Measurement, Store, mean_of
+from feddure.studies.cells import Cell, Measurement, Store, mean_of
 from feddure.studies.compare_tables import Pair, Spread, paired
 from feddure.studies.sweep import Point, Sweep
 from feddure.studies.sweep_boards import Board, divide
@@ -60,6 +60,11 @@ class Row:
         return self.left_out > _MOST_LEFT_OUT
 
     @property
+    def absent(self) -> list[Cell]:
+        """The cells that are not measured."""
+        return [cell for cell in self.point.cells if cell.experiment.seed not in self.measured]
+
+    @property
     def ranked(self) -> bool:
         return bool(self.measured) and not self.diverged
 
@@ -103,16 +108,6 @@ def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
 def every_row(ranked: Sequence[Ranking]) -> list[Row]:
     """The combinations of all boards, board by board."""
     return [row for _, rows in ranked for row in rows]
-
-
-def missing(rows: Sequence[Row]) -> list[str]:
-    """The cells that are not measured, by name."""
-    return [
-        f"{row.point.name}, seed {cell.experiment.seed}"
-        for row in rows
-        for cell in row.point.cells
-        if cell.experiment.seed not in row.measured
-    ]
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -233,13 +228,17 @@ def _of(row: Row, sweep: Sweep) -> str:
     return f"{len(row.measured)}" + (f" of {len(sweep.seeds)}" if len(row.measured) < len(sweep.seeds) else "")
 
 
-def write(sweep: Sweep, store: Store) -> list[Path]:
-    """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
+def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
+    """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths.
+
+    `failed` says why cells could not be measured, by their hashes.
+    """
     from feddure.studies import sweep_figures
 
     store.tabulate(sweep.cells())
     ranked = rankings(sweep, store)
-    contents = {TABLE_FILE: _csv(sweep, ranked).encode(), PAGE_FILE: _markdown(sweep, ranked).encode()}
+    notes = _notes(ranked, failed or {})
+    contents = {TABLE_FILE: _csv(sweep, ranked).encode(), PAGE_FILE: _markdown(sweep, ranked, notes).encode()}
     pictures = []
     if any(row.measured for row in every_row(ranked)):
         figure = sweep_figures.leaderboard(sweep, [(board.title, rows) for board, rows in ranked])
@@ -248,13 +247,13 @@ def write(sweep: Sweep, store: Store) -> list[Path]:
         along = sweep_figures.along_axes(sweep, leaderboard(sweep, store))
         if along is not None:
             pictures.append(embed(along, "Test accuracy against the values that were varied"))
-    contents[REPORT_FILE] = _html(sweep, ranked, pictures).encode()
+    contents[REPORT_FILE] = _html(sweep, ranked, notes, pictures).encode()
     for name, content in contents.items():
         write_whole(store.folder / name, content, RunError)
     return [store.folder / name for name in contents]
 
 
-def _html(sweep: Sweep, ranked: Sequence[Ranking], pictures: Sequence[Picture]) -> str:
+def _html(sweep: Sweep, ranked: Sequence[Ranking], notes: Sequence[str], pictures: Sequence[Picture]) -> str:
     """The page in the look of all reports: it needs nothing beside itself, no network and no script."""
     loaders = [jinja2.PackageLoader("feddure.studies"), jinja2.PackageLoader("feddure.tracking")]
     environment = jinja2.Environment(
@@ -265,7 +264,7 @@ def _html(sweep: Sweep, ranked: Sequence[Ranking], pictures: Sequence[Picture]) 
         title=sweep.name,
         text=sweep.text,
         verdicts=[(board.title, verdict(own)) for board, own in ranked],
-        notes=_missing_notes(ranked),
+        notes=notes,
         cards=_cards(sweep, ranked),
         explanation=explanation(sweep, rows),
         boards=[
@@ -293,12 +292,31 @@ def _cards(sweep: Sweep, ranked: Sequence[Ranking]) -> list[tuple[str, str, str]
     return [*cards, counted] if len(ranked) <= _MOST_CARDS else [counted]
 
 
-def _missing_notes(ranked: Sequence[Ranking]) -> list[str]:
-    absent = [f"{board.title}: {name}" if board.title else name for board, rows in ranked for name in missing(rows)]
-    if not absent:
-        return []
-    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
-    return [f"Not measured: {'; '.join(absent[:_MOST_NAMED])}{more}. The order may change when they are."]
+def _notes(ranked: Sequence[Ranking], failed: Mapping[str, str]) -> list[str]:
+    """What a reader must know before the numbers: cells that failed, and those that nobody has tried."""
+    vain: dict[tuple[str, str], list[int]] = {}
+    absent = []
+    for board, rows in ranked:
+        for row in rows:
+            name = f"{board.title}: {row.point.name}" if board.title else row.point.name
+            for cell in row.absent:
+                if cell.hash in failed:
+                    vain.setdefault((name, failed[cell.hash]), []).append(cell.experiment.seed)
+                else:
+                    absent.append(f"{name}, seed {cell.experiment.seed}")
+    said = [
+        f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} ({reason})"
+        for (name, reason), seeds in vain.items()
+    ]
+    found = [f"Failed: {_listed(said)}."] if said else []
+    if absent:
+        found.append(f"Not measured: {_listed(absent)}. The order may change when they are.")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return "; ".join(names[:_MOST_NAMED]) + more
 
 
 def _provenance(rows: Sequence[Row]) -> list[str]:
@@ -307,8 +325,8 @@ def _provenance(rows: Sequence[Row]) -> list[str]:
     return [f"Measured on {said['hardware']} with {said['versions']}."] if found else []
 
 
-def _markdown(sweep: Sweep, ranked: Sequence[Ranking]) -> str:
-    rows, notes = every_row(ranked), _missing_notes(ranked)
+def _markdown(sweep: Sweep, ranked: Sequence[Ranking], notes: Sequence[str]) -> str:
+    rows, notes = every_row(ranked), [note.replace("<", r"\<") for note in notes]
     text = [f"# {sweep.name}"]
     if len(ranked) == 1:
         text += [verdict(rows), *notes, _markdown_table(sweep, rows)]

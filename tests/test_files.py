@@ -1,0 +1,34 @@
+"""Files that are there whole or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from feddure.errors import RunError
+from feddure.files import write_whole
+
+
+def refuse(number):
+    def act(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return act
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_whole(path, b"old", RunError)
+    monkeypatch.setattr(Path, "replace", refuse(errno.ENOSPC))
+    with pytest.raises(RunError, match=rf"^{path}: cannot be written \(No space left on device\)$"):
+        write_whole(path, b"new", RunError)
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_can_only_be_read_is_said_in_the_same_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "open", refuse(errno.EROFS))
+    monkeypatch.setattr(Path, "unlink", refuse(errno.EROFS))  # which it refuses even for a file that is not there
+    with pytest.raises(RunError, match=r"file: cannot be written \(Read-only file system\)$"):
+        write_whole(tmp_path / "file", b"new", RunError)
