@@ -124,7 +124,7 @@ def test_a_method_that_fails_is_listed_with_its_reason(tmp_path):
     with pytest.warns(FeddureWarning):
         found = start("--methods", "fedavg,failing_method:Raises,fedavg-matched", "--out", "a folder", exit_code=1)
     shown = " ".join(found.stdout.split())
-    assert "failing_method:Raises failed – – – – – –" in shown
+    assert "failing_method:Raises – – – failed – – –" in shown
     assert "failing_method:Raises failed: ZeroDivisionError: division by zero." in shown
     assert "against fedavg-matched" in shown
     error = found.stderr[found.stderr.index("error: ") :]

@@ -129,7 +129,8 @@ def method_cells(rows: Sequence[Row], failed: Mapping[str, Problem]) -> tuple[li
         ]
         for row in rows
     ]
-    return columns, lines + [[method, "failed", *[NOTHING] * (len(columns) - 2)] for method in failed]
+    vain = ["failed" if column == "last" else NOTHING for column in columns[1:]]
+    return columns, lines + [[method, *vain] for method in failed]
 
 
 def pair_cells(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
