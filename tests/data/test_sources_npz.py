@@ -63,6 +63,11 @@ def test_every_optional_array_is_used(tmp_path: Path) -> None:
     assert dataset.sites == ("north", "south")
 
 
+def test_names_are_composed_as_those_of_folders_are(tmp_path: Path) -> None:
+    decomposed = np.array(["cafe\u0301", "y", "z"])
+    assert sources.load(f"npz:{write(tmp_path, classes=decomposed)}").classes == ("caf\u00e9", "y", "z")
+
+
 def test_grey_images_need_no_channel_axis(tmp_path: Path) -> None:
     images = np.zeros((6, 5, 7), dtype=np.uint8)
     path = write(tmp_path, images=images, test_images=images[:2], mean=np.float64(0.5), std=np.float64(0.5))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.sources.listing import composed
 from feddure.data.sources.validation import check
 from feddure.errors import DataError
 
@@ -100,7 +101,7 @@ def _names(name: str, arrays: dict[str, np.ndarray], *numbers: np.ndarray) -> tu
     array = arrays[name]
     if array.ndim != 1 or array.dtype.kind not in "US":
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, expected a list of names")
-    return tuple(text.decode() if isinstance(text, bytes) else text for text in array.tolist())
+    return tuple(composed(text.decode() if isinstance(text, bytes) else text) for text in array.tolist())
 
 
 def _numbers(name: str, arrays: dict[str, np.ndarray]) -> tuple[float, ...]:
