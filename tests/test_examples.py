@@ -29,6 +29,7 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 def test_all_examples_are_tested():
     scripts = {"own_method.py", "own_network.py", "own_images.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
+        "few-labels.yaml",
         "regulators.yaml",
         "regulators-cifar10.yaml",
         "regulators-slim.yaml",
@@ -63,7 +64,9 @@ def test_own_images(example):
     assert "4 sites, accuracy 0." in example("own_images.py", 1)
 
 
-@pytest.mark.parametrize(("name", "cells"), [("regulators", 160), ("regulators-cifar10", 72), ("regulators-slim", 2)])
+@pytest.mark.parametrize(
+    ("name", "cells"), [("few-labels", 120), ("regulators", 160), ("regulators-cifar10", 72), ("regulators-slim", 2)]
+)
 def test_the_sweeps_are_measured(name, cells):
     wanted, published = sweep.read(EXAMPLES / f"{name}.yaml"), Store(RESULTS / name)
     assert len(wanted.cells()) == cells
