@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/feddure compare --preset demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 """What all tests share: one thread, a tiny data set, and a skip where there is no GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import folders
 import tiny
-from feddure import environment
+from feddure import environment, methods
 from feddure.data.dataset import Dataset
 from feddure.federation import runs
 
@@ -16,6 +18,15 @@ torch.set_num_threads(1)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def registered_methods() -> Iterator[None]:
+    """A method that a test registers is unknown to the next one, whichever that is."""
+    before = dict(methods.METHODS)
+    yield
+    methods.METHODS.clear()
+    methods.METHODS.update(before)
 
 
 @pytest.fixture(scope="session")
