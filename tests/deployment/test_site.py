@@ -237,8 +237,9 @@ class Clock:
         self.now += seconds
 
 
-def log_at_start(monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> None:
-    """Let every SuperNode write this to its log, and end with this code."""
+def every_supernode_ends(monkeypatch: pytest.MonkeyPatch, text: str, code: int, server: str = "ok") -> Clock:
+    """Let every SuperNode write this to its log and end with this code, while a server answers so."""
+    answer(monkeypatch, server)
     begin = Ending.__init__
 
     def speak(self: Ending, *arguments: Any) -> None:
@@ -250,6 +251,7 @@ def log_at_start(monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> None:
                 file.write(text)
 
     monkeypatch.setattr(Ending, "__init__", speak)
+    return Clock(monkeypatch)
 
 
 ELSEWHERE = (
@@ -261,9 +263,7 @@ SILENT = "\x1b[92mINFO \x1b[0m:      SuperNode terminated gracefully.\n"
 def test_a_site_that_counts_as_connected_tries_again_for_a_while(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "ok")
-    clock = Clock(monkeypatch)
-    log_at_start(monkeypatch, ELSEWHERE, 1)
+    clock = every_supernode_ends(monkeypatch, ELSEWHERE, 1)
     shown: list[str] = []
     with pytest.raises(RunError, match=r"counts north as connected already.*\n.*last words of flower-supernode"):
         site.join(own.bundle("north"), "north", images, {}, shown.append)
@@ -275,10 +275,8 @@ def test_a_site_that_counts_as_connected_tries_again_for_a_while(
 def test_a_key_that_the_server_does_not_know_is_told_at_the_site(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
     monkeypatch.setattr(site, "clock_problem", lambda *_: "")
-    log_at_start(monkeypatch, SILENT, 0)
+    every_supernode_ends(monkeypatch, SILENT, 0)
     bundle = own.bundle("north")
     with pytest.raises(RunError) as problem:
         site.join(bundle, "north", images, {}, print)
@@ -295,9 +293,7 @@ def test_a_key_that_the_server_does_not_know_is_told_at_the_site(
 def test_a_supernode_that_somebody_ended_is_not_taken_for_a_wrong_key(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "unreachable")
-    Clock(monkeypatch)
-    log_at_start(monkeypatch, SILENT, 0)
+    every_supernode_ends(monkeypatch, SILENT, 0, server="unreachable")
     with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
         site.join(own.bundle("north"), "north", images, {}, lambda line: None)
 
@@ -305,10 +301,8 @@ def test_a_supernode_that_somebody_ended_is_not_taken_for_a_wrong_key(
 def test_a_wrong_clock_is_not_taken_for_a_wrong_key(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
     monkeypatch.setattr(site, "clock_problem", lambda *_: "this machine's clock is 60 seconds behind")
-    log_at_start(monkeypatch, SILENT, 0)
+    every_supernode_ends(monkeypatch, SILENT, 0)
     with pytest.raises(RunError, match="turned this site away: this machine's clock is 60 seconds behind"):
         site.join(own.bundle("north"), "north", images, {}, lambda line: None)
     assert len(supernodes(started)) > 4  # a clock may be set meanwhile
@@ -317,9 +311,7 @@ def test_a_wrong_clock_is_not_taken_for_a_wrong_key(
 def test_a_supernode_that_had_joined_and_ended_is_started_again(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
-    log_at_start(monkeypatch, f"INFO :      SuperNode ID: 7\n{SILENT}", 0)
+    every_supernode_ends(monkeypatch, f"INFO :      SuperNode ID: 7\n{SILENT}", 0)
     with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
         site.join(own.bundle("north"), "north", images, {}, lambda line: None)
     assert len(supernodes(started)) > 4
@@ -328,9 +320,7 @@ def test_a_supernode_that_had_joined_and_ended_is_started_again(
 def test_flowers_logs_and_commands_go_to_files_unless_asked_for(
     own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
-    log_at_start(monkeypatch, ELSEWHERE, 1)
+    every_supernode_ends(monkeypatch, ELSEWHERE, 1)
     bundle = own.bundle("north")
     for verbose in (False, True):
         shown: list[str] = []
