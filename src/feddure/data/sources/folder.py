@@ -20,7 +20,7 @@ import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.images import FULL_DEPTH
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
 from feddure.data.sources.listing import entries, files_below, name_of, spelling_problems
 from feddure.data.sources.normalisation import measure
 from feddure.errors import DataError
@@ -92,8 +92,9 @@ def _parse(where: str) -> tuple[Path, Rule]:
         raise DataError(f"folder:{where}: size is {options['size']}, expected 5 to 4096 pixels")
     if options["channels"] not in (1, 3):
         raise DataError(f"folder:{where}: channels is {options['channels']}, expected 1 (grey) or 3 (colour)")
-    if not 8 <= options["depth"] <= FULL_DEPTH:
-        raise DataError(f"folder:{where}: depth is {options['depth']}, expected 8 to {FULL_DEPTH} bits")
+    if not LEAST_DEPTH <= options["depth"] <= FULL_DEPTH:
+        expected = f"{LEAST_DEPTH} to {FULL_DEPTH} bits"
+        raise DataError(f"folder:{where}: depth is {options['depth']}, expected {expected}")
     root = Path(location).expanduser()
     if not location or not root.is_dir():
         raise DataError(f"folder:{where}: there is no folder '{location}'; expected labelled/ and test/ in it")

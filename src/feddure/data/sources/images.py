@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 GOOD, BAD = b"+", b"-"
 """How a decoding process marks what follows: the brightest value and pixels, or the length and text of a problem."""
 
+LEAST_DEPTH = 8
 FULL_DEPTH = 16
 """Bits of a grey value in a file of more than 8 bits, unless the user says that fewer are in use."""
 

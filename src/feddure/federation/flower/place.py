@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from feddure.data.sources.images import FULL_DEPTH
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
 from feddure.errors import ConfigError
 
 _PREFIX = "folder:"
-_LEAST_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,6 @@ def read(text: str, option: str) -> Place:
     for name in given:
         reason = "is the federation's, see federation.yaml" if name in ("size", "channels") else "is unknown"
         raise ConfigError(f"{option} {text}: '{name}' {reason}; expected no other option than depth")
-    if not (depth.isascii() and depth.isdigit() and _LEAST_DEPTH <= int(depth) <= FULL_DEPTH):
-        raise ConfigError(f"{option} {text}: depth is '{depth}', expected {_LEAST_DEPTH} to {FULL_DEPTH} bits")
+    if not (depth.isascii() and depth.isdigit() and LEAST_DEPTH <= int(depth) <= FULL_DEPTH):
+        raise ConfigError(f"{option} {text}: depth is '{depth}', expected {LEAST_DEPTH} to {FULL_DEPTH} bits")
     return Place(Path(location).expanduser(), int(depth))
