@@ -23,7 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddure import draws, environment
+from feddure import environment
+from feddure import rng as draws
 from feddure.data import augment, augment_reference, sources
 from feddure.errors import FeddureError
 

@@ -14,9 +14,9 @@ from feddure import config, environment
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
-from feddure.federation.engine import Engine
-from feddure.federation.lanes import Task
-from feddure.federation.program import new_module
+from feddure.simulation.engine import Engine
+from feddure.simulation.lanes import Task
+from feddure.simulation.program import new_module
 
 
 def noise_images(side: int = 32, channels: int = 3, classes: int = 10, number: int = 1000) -> Dataset:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common import finish, load, noise_images, seconds, spread
 
-from feddure.federation.engine import Engine
-from feddure.federation.program import new_module
+from feddure.simulation.engine import Engine
+from feddure.simulation.program import new_module
 
 
 def main() -> None:

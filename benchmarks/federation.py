@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from feddure import config, data
 from feddure.data import partition as partitions
-from feddure.federation.engine import Engine
-from feddure.federation.flower.app_folder import write_app
-from feddure.federation.flower.description import Description
-from feddure.federation.rounds import Federation, Observer, run
+from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.description import Description
+from feddure.simulation.engine import Engine
+from feddure.simulation.rounds import Federation, Observer, run
 from feddure.tracking import records
 from loopback import Loopback
 

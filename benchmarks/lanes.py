@@ -12,7 +12,7 @@ from typing import Any
 from common import finish, load, make_tasks, noise_images, seconds, spread
 
 from feddure.data.dataset import Dataset
-from feddure.federation.engine import Engine
+from feddure.simulation.engine import Engine
 
 
 def main() -> None:

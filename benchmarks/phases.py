@@ -13,8 +13,8 @@ from common import finish, load, seconds, spread
 from feddure import data
 from feddure.data import partition
 from feddure.data.dataset import Dataset
-from feddure.federation.engine import Engine
-from feddure.federation.rounds import Federation, prepare
+from feddure.simulation.engine import Engine
+from feddure.simulation.rounds import Federation, prepare
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from common import finish, load, make_tasks, noise_images, seconds, spread
 
-from feddure.federation.engine import Engine
-from feddure.federation.lanes import Task
-from feddure.federation.program import new_module
+from feddure.simulation.engine import Engine
+from feddure.simulation.lanes import Task
+from feddure.simulation.program import new_module
 
 
 def main() -> None:

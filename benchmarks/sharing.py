@@ -12,8 +12,8 @@ from common import finish, load, seconds, spread
 from feddure import data
 from feddure.data import partition
 from feddure.data.dataset import Dataset
-from feddure.federation.engine import Engine
-from feddure.federation.rounds import Federation, prepare, run
+from feddure.simulation.engine import Engine
+from feddure.simulation.rounds import Federation, prepare, run
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 

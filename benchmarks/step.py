@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from common import finish, load, make_tasks, noise_images, seconds, spread
 
-from feddure.federation.engine import Engine
-from feddure.federation.lanes import Task
-from feddure.federation.program import new_module
+from feddure.simulation.engine import Engine
+from feddure.simulation.lanes import Task
+from feddure.simulation.program import new_module
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from oracle.client import Settings

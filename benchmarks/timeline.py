@@ -12,9 +12,9 @@ from common import finish, load
 
 from feddure import data
 from feddure.data import partition
-from feddure.federation.engine import Engine
-from feddure.federation.rounds import Federation
-from feddure.tracking import style
+from feddure.reports import style
+from feddure.simulation.engine import Engine
+from feddure.simulation.rounds import Federation
 
 
 def main() -> None:

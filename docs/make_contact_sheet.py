@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 import torch
 
-from feddure import draws
+from feddure import rng as draws
 from feddure.data import augment, sources
 from feddure.errors import FeddureError
 

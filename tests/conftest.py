@@ -9,7 +9,7 @@ import folders
 import tiny
 from feddure import environment, methods
 from feddure.data.dataset import Dataset
-from feddure.federation import runs
+from feddure.simulation import runs
 
 # Networks here are so small that threads cost more than they save, and one thread makes sums repeatable.
 torch.set_num_threads(1)

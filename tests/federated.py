@@ -16,10 +16,12 @@ import tiny
 from feddure import config, data
 from feddure.config import Experiment
 from feddure.data import partition as partitions
-from feddure.federation.flower import client_app, run_config, server_app
-from feddure.federation.flower.description import Description
-from feddure.federation.rounds import Federation
-from feddure.federation.server import Server
+from feddure.flower.app import client as client_app
+from feddure.flower.app import run_config
+from feddure.flower.app import server as server_app
+from feddure.flower.app.description import Description
+from feddure.simulation.rounds import Federation
+from feddure.simulation.server import Server
 
 SIDE = 12
 SITES = ("north", "south", "west")

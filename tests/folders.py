@@ -7,7 +7,7 @@ from typing import Any
 
 import tiny
 from feddure.data.dataset import Dataset
-from feddure.federation import checkpoint, runs
+from feddure.simulation import checkpoint, runs
 from feddure.tracking.records import Run
 
 IMAGES = tiny.dataset(size=80, tests=20, side=8)

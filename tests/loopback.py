@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from feddure.deployment import certificates
+from feddure.flower.deploy import certificates
 
 CONNECTION = "loopback"
 ENDED = ("finished",)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from feddure.data.dataset import Dataset
-from feddure.studies import grid
-from feddure.studies.cells import Cell, Store
+from feddure.studies.grid import runner as grid
+from feddure.studies.grid.store import Cell, Store
 
 _IGNORED = {"seconds", "build_seconds", "environment", "together"}
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from feddure.studies.cells import Cell, Measurement, Store
-from feddure.studies.reproduce_rows import Row
+from feddure.studies.grid.store import Cell, Measurement, Store
+from feddure.studies.paper.rows import Row
 
 ENVIRONMENT = {"gpu": "synthetic", "commit": "0000000", "python": "3", "torch": "2", "numpy": "2"}
 

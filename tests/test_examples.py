@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feddure.studies import sweep
-from feddure.studies.cells import Store
+from feddure.studies.grid.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RESULTS = EXAMPLES.parent / "results"

@@ -12,8 +12,8 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
-from feddure.federation.engine import Engine
-from feddure.federation.rounds import Federation, run
+from feddure.simulation.engine import Engine
+from feddure.simulation.rounds import Federation, run
 
 EXPERIMENT: dict[str, Any] = {
     "dataset": "tiny",

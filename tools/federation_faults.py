@@ -31,10 +31,10 @@ import torch
 
 import federated
 from feddure import environment
-from feddure.deployment.initialise import initialise
-from feddure.deployment.processes import Process
-from feddure.federation.flower.app_folder import write_app
-from feddure.federation.flower.description import ServerAddress
+from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.description import ServerAddress
+from feddure.flower.deploy.init import initialise
+from feddure.flower.deploy.processes import Process
 from feddure.methods.feddure import FedDure
 from feddure.tracking import records
 from loopback import Loopback, free_port

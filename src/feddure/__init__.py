@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from feddure.errors import FeddureError
     from feddure.methods import register as register_method
     from feddure.methods.base import Client, Method, cross_entropy, mean, record
-    from feddure.models.export import export
-    from feddure.models.load import load_model
-    from feddure.models.predict import predict
     from feddure.nn import register as register_network
+    from feddure.serving.export import export
+    from feddure.serving.load import load_model
+    from feddure.serving.predict import predict
 
 __all__ = [
     "Batch",
@@ -60,10 +60,10 @@ _FOUND_IN = {
     "Needs": "data.batches",
     "Run": "api",
     "cross_entropy": "methods.base",
-    "export": "models.export",
-    "load_model": "models.load",
+    "export": "serving.export",
+    "load_model": "serving.load",
     "mean": "methods.base",
-    "predict": "models.predict",
+    "predict": "serving.predict",
     "record": "methods.base",
     "run": "api",
 }

@@ -12,11 +12,11 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.data.sources.validation import check
 from feddure.errors import ConfigError
-from feddure.federation import runs
 from feddure.methods.base import Method
-from feddure.models.network import read_network
+from feddure.reports.run_report import write_report
+from feddure.serving.network import read_network
+from feddure.simulation import runs
 from feddure.tracking import records
-from feddure.tracking.report import write_report
 from feddure.tracking.summary import Summary, summarise
 
 

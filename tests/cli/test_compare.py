@@ -11,7 +11,7 @@ import tiny
 from feddure import config, data
 from feddure.cli.compare import compare
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
-from feddure.federation import runs
+from feddure.simulation import runs
 from feddure.studies import compare_report
 
 app = typer.Typer()

@@ -13,15 +13,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddure.cli import federate, federate_show
-from feddure.deployment import layout, server, status
-from feddure.deployment import run as runs
-from feddure.deployment import site as sites
-from feddure.deployment.check import CheckUp, Finding
-from feddure.deployment.layout import ServerFolder
-from feddure.deployment.processes import Ended
-from feddure.deployment.status import RunStatus, SiteStatus, Status
 from feddure.errors import ConfigError, FeddureError, RunError
-from feddure.federation.flower import description
+from feddure.flower.app import description
+from feddure.flower.deploy import layout, server, status
+from feddure.flower.deploy import run as runs
+from feddure.flower.deploy import site as sites
+from feddure.flower.deploy.check import CheckUp, Finding
+from feddure.flower.deploy.layout import ServerFolder
+from feddure.flower.deploy.processes import Ended
+from feddure.flower.deploy.status import RunStatus, SiteStatus, Status
 from feddure.tracking.summary import percent
 
 COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "demo")

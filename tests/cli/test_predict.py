@@ -112,7 +112,7 @@ def test_every_kind_of_file_says_the_same(run, photos):
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos, tmp_path, monkeypatch):
-    from feddure.models import predict
+    from feddure.serving import predict
 
     monkeypatch.setattr(predict, "classify", lambda *_, **__: pytest.fail("an image was classified"))
     with pytest.raises(DataError, match=r"--csv .*x\.csv: there is no folder .*nope"):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import synthetic
 from feddure import cli
 from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
-from feddure.studies.cells import Store
-from feddure.studies.reproduce import Request, cells
+from feddure.studies.grid.store import Store
+from feddure.studies.paper.plan import Request, cells
 
 SMALL = ["--preset", "demo", "--datasets", "fashion-mini", "--settings", "dir-dir", "--rounds", "1", "--seeds", "0"]
 QUICK = ["--set", "local_steps=1", "--set", "evaluate_every=1"]
@@ -47,7 +47,7 @@ def test_a_study_is_measured_printed_and_written(folder):
 
 
 def test_the_same_command_again_measures_nothing(folder, monkeypatch):
-    from feddure.studies import grid
+    from feddure.studies.grid import runner as grid
 
     monkeypatch.setattr(grid, "_measure_together", lambda *_: pytest.fail("a finished cell was measured again"))
     told = reproduce("table1", *SMALL, *QUICK, "--methods", "fedavg-matched,feddure", "--out", folder)

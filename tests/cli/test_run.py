@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feddure import cli
-from feddure.federation import runs
+from feddure.simulation import runs
 from feddure.tracking.records import read_run
 
 SMALL = (

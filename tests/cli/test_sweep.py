@@ -12,9 +12,10 @@ import tiny
 from feddure import data, environment
 from feddure.cli.sweep import sweep
 from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
-from feddure.federation import runs
-from feddure.studies import grid, sweep_report
-from feddure.tracking.report import Picture
+from feddure.reports.run_report import Picture
+from feddure.simulation import runs
+from feddure.studies import sweep_report
+from feddure.studies.grid import runner as grid
 
 app = typer.Typer()
 app.command("sweep")(sweep)
@@ -254,7 +255,7 @@ def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_writte
 @pytest.mark.usefixtures("_undrawn")
 def test_cells_of_another_process_are_said_to_be_missing(tmp_path):
     from feddure.studies import sweep as study
-    from feddure.studies.cells import Store
+    from feddure.studies.grid.store import Store
 
     write(tmp_path, seeds=(0,))
     cells = study.read(tmp_path / "mine.yaml").cells()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure import draws
+from feddure import rng as draws
 from feddure.data import augment, augment_reference, sources
 from feddure.data.augment import OPERATIONS, Normalise
 from feddure.errors import DataError

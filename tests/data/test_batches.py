@@ -95,7 +95,7 @@ def test_a_set_smaller_than_a_batch_repeats_within_it(feed, images):
 
 def test_views_of_one_batch_show_the_same_images(feed):
     """Augmented by hand with the decisions of the same key, the plain images give the views."""
-    from feddure import draws
+    from feddure import rng as draws
 
     wanted = order(client=7)
     batches = one(feed, wanted, seed=3, number=9)

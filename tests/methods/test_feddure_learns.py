@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddure.data.batches import Batch
-from feddure.federation.lanes import Task
-from feddure.federation.rounds import Federation
+from feddure.simulation.lanes import Task
+from feddure.simulation.rounds import Federation
 from oracle.pairing import CLASSES, client_of, experiment_of, federation_of, flat_of, module_of
 
 

@@ -16,12 +16,12 @@ import tiny
 from feddure import nn as networks
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError
-from feddure.federation import checkpoint, runs
-from feddure.federation.rounds import run
-from feddure.federation.server import Answer
 from feddure.methods.fedmatch import CHANGED, FedMatch, noise_image
-from feddure.models.network import read_network
 from feddure.nn import normalisation
+from feddure.serving.network import read_network
+from feddure.simulation import checkpoint, runs
+from feddure.simulation.rounds import run
+from feddure.simulation.server import Answer
 from oracle import fedmatch_twin
 from oracle.pairing import client_of, distance
 

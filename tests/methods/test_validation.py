@@ -10,9 +10,9 @@ import feddure
 import tiny
 from feddure.data.batches import Needs
 from feddure.errors import ConfigError, FeddureWarning
-from feddure.federation import lanes
 from feddure.methods.fedavg import FedAvg
 from feddure.methods.fixmatch import FedAvgFixMatch
+from feddure.simulation import lanes
 
 
 def federation_of(method, images, owned=None, **changes):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddure import draws
 from feddure import nn as networks
+from feddure import rng as draws
 from feddure.config import Experiment, Optimizer
 from feddure.data.batches import Batch, Feed, Needs, Order
 from feddure.data.dataset import Dataset

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddure import draws
 from feddure import nn as networks
+from feddure import rng as draws
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Feed, Needs, Order
 from feddure.data.dataset import Dataset

@@ -12,11 +12,11 @@ from feddure import config
 from feddure import nn as networks
 from feddure.data import partition
 from feddure.data.dataset import Dataset
-from feddure.federation.engine import Engine
-from feddure.federation.lanes import Task
-from feddure.federation.rounds import Federation
 from feddure.methods import Client
 from feddure.nn import regulator
+from feddure.simulation.engine import Engine
+from feddure.simulation.lanes import Task
+from feddure.simulation.rounds import Federation
 from oracle.client import Client as Twin
 from oracle.client import Settings
 from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg

@@ -12,8 +12,8 @@ import folders
 import tiny
 from feddure import methods as known_methods
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.federation import checkpoint, runs
 from feddure.methods.fedavg import FedAvg
+from feddure.simulation import checkpoint, runs
 from feddure.studies import compare_report, compare_tables
 from feddure.studies.compare import compare
 from feddure.studies.compare_plan import Plan, make_plan, read_plan, run_folder

@@ -7,10 +7,10 @@ import re
 import pytest
 import yaml
 
+from feddure.reports import style
 from feddure.studies import sweep, sweep_figures, sweep_report
-from feddure.studies.cells import Measurement, Store
 from feddure.studies.compare_tables import paired
-from feddure.tracking import style
+from feddure.studies.grid.store import Measurement, Store
 
 
 def make(folder, grid, seeds=(0, 1, 2), **tree):

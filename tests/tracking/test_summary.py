@@ -6,16 +6,7 @@ from hypothesis import strategies as st
 
 from feddure.config import load
 from feddure.tracking.records import Run
-from feddure.tracking.summary import (
-    changed,
-    differences,
-    duration,
-    labels,
-    over_seeds,
-    percent,
-    spoken,
-    summarise,
-)
+from feddure.tracking.summary import changed, differences, duration, labels, over_seeds, percent, spoken, summarise
 
 
 def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):

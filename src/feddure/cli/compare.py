@@ -64,9 +64,10 @@ def compare(
     ```
     """
     from feddure import config, data
-    from feddure.federation.runs import Interrupted
+    from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
-    from feddure.studies import compare_plan, grid_failures
+    from feddure.studies import compare_plan
+    from feddure.studies.grid import failures as grid_failures
 
     _expect_no_run_options(sets or [])
     present = compare_plan.read_plan(out) if resume and out is not None else None

@@ -36,9 +36,9 @@ def export(
     feddure export runs/demo --out clothes.onnx --force
     ```
     """
-    from feddure.models.export import export as write_model  # torch takes seconds: only when it is needed
-    from feddure.models.load import detect
-    from feddure.models.network import model_file, parse_safetensors, read_bytes
+    from feddure.serving.export import export as write_model  # torch takes seconds: only when it is needed
+    from feddure.serving.load import detect
+    from feddure.serving.network import model_file, parse_safetensors, read_bytes
 
     target = write_model(run, out, format=kind, ema=ema, force=force)
     path = model_file(run)

@@ -67,9 +67,10 @@ def init(
     ```
     """
     from feddure.cli import federate_show
-    from feddure.deployment import certificates, initialise
-    from feddure.deployment.layout import split_address
-    from feddure.federation.flower import description
+    from feddure.flower.app import description
+    from feddure.flower.deploy import certificates
+    from feddure.flower.deploy import init as initialise
+    from feddure.flower.deploy.layout import split_address
 
     certificates.expect_packages()
     host, port = split_address(server_address, initialise.PORT)
@@ -100,8 +101,8 @@ def renew(
 
     Example: `feddure federate renew lungs --authority-key /media/safe/ca.key`, then start the server again.
     """
-    from feddure.deployment import initialise
-    from feddure.deployment.layout import ServerFolder
+    from feddure.flower.deploy import init as initialise
+    from feddure.flower.deploy.layout import ServerFolder
 
     validity = initialise.renew(ServerFolder(folder.resolve()), authority_key)
     print(f"the server's new certificate holds until {validity.ends:%Y-%m-%d}; start the server again to use it")
@@ -114,9 +115,9 @@ def check(folder: SiteFolder, name: SiteName, data: Images, as_json: AsJson = Fa
     Example: `feddure federate check north north --data /images`
     """
     from feddure.cli import federate_show
-    from feddure.deployment import certificates, layout
-    from feddure.deployment.check import check as check_site
-    from feddure.federation.flower import place
+    from feddure.flower.app import location as place
+    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.deploy.check import check as check_site
 
     certificates.expect_packages()
     images = place.read(data, "--data")
@@ -146,8 +147,8 @@ def server(
     feddure federate server lungs --host 10.0.0.7   # behind a router: the machine's own address
     ```
     """
-    from feddure.deployment import certificates, server
-    from feddure.deployment.layout import ServerFolder
+    from feddure.flower.deploy import certificates, server
+    from feddure.flower.deploy.layout import ServerFolder
 
     certificates.expect_packages()
     _until_ended(lambda: server.serve(ServerFolder(folder.resolve()), host, _say), endless=True)
@@ -180,9 +181,9 @@ def site(
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
-    from feddure.deployment import certificates, layout
-    from feddure.deployment import site as sites
-    from feddure.federation.flower import place
+    from feddure.flower.app import location as place
+    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.deploy import site as sites
 
     certificates.expect_packages()
     bundle = layout.find_bundle(folder.resolve(), name)
@@ -229,9 +230,9 @@ def run(
     ```
     """
     from feddure.cli import federate_show
-    from feddure.deployment import certificates, layout
-    from feddure.deployment import run as runs
-    from feddure.federation.flower import place as places
+    from feddure.flower.app import location as places
+    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.deploy import run as runs
 
     certificates.expect_packages()
     place = layout.ServerFolder(folder.resolve())
@@ -264,9 +265,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: `feddure federate status lungs --json`
     """
     from feddure.cli import federate_show
-    from feddure.deployment import certificates
-    from feddure.deployment.layout import ServerFolder
-    from feddure.deployment.status import read_status
+    from feddure.flower.deploy import certificates
+    from feddure.flower.deploy.layout import ServerFolder
+    from feddure.flower.deploy.status import read_status
 
     certificates.expect_packages()
     found = read_status(ServerFolder(folder.resolve()))
@@ -297,8 +298,8 @@ def demo(
     ```
     """
     from feddure.cli import federate_show
-    from feddure.deployment import certificates
-    from feddure.deployment import demo as demonstration
+    from feddure.flower.deploy import certificates
+    from feddure.flower.deploy import demo as demonstration
 
     certificates.expect_packages()
     if keep and out is None:
@@ -312,7 +313,7 @@ def _until_ended(work: Callable[[], Any], endless: bool = False) -> None:
 
     Ctrl-C is how endless work is meant to end, and a failure of any other.
     """
-    from feddure.deployment.processes import Ended, signals_as_ended
+    from feddure.flower.deploy.processes import Ended, signals_as_ended
 
     try:
         with signals_as_ended():
@@ -322,7 +323,7 @@ def _until_ended(work: Callable[[], Any], endless: bool = False) -> None:
 
 
 def _say(line: str) -> None:
-    from feddure.deployment.printable import printable
+    from feddure.flower.deploy.terminal import printable
 
     Console(soft_wrap=True, markup=False, highlight=False).print(printable(line, 20_000))
     sys.stdout.flush()

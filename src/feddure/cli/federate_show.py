@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddure.federation.flower.description import Description
+from feddure.flower.app.description import Description
 
 if TYPE_CHECKING:
-    from feddure.deployment.check import CheckUp
-    from feddure.deployment.layout import ServerFolder
-    from feddure.deployment.status import Status
+    from feddure.flower.deploy.check import CheckUp
+    from feddure.flower.deploy.layout import ServerFolder
+    from feddure.flower.deploy.status import Status
     from feddure.tracking.records import Run
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
@@ -28,7 +28,7 @@ _NAMED_FILES = 10
 
 def show_made(folder: "ServerFolder", description: Description, secure: bool) -> None:
     """What `init` made, and what to do next."""
-    from feddure.deployment.certificates import AUTHORITY_DAYS, SERVER_DAYS
+    from feddure.flower.deploy.certificates import AUTHORITY_DAYS, SERVER_DAYS
 
     console = _plain()
     console.print(f"{folder.root}: the federation '{description.name}'")
@@ -87,7 +87,7 @@ def _bar(share: float) -> str:
 
 def show_run(finished: "Run") -> None:
     """A completed run: a row a round, and where its results lie."""
-    from feddure.federation.runs import MODEL_FILE, REPORT_FILE
+    from feddure.simulation.runs import MODEL_FILE, REPORT_FILE
     from feddure.tracking.summary import percent
 
     table = Table("round", box=SIMPLE_HEAD)
@@ -175,7 +175,7 @@ def _from(folder: Path, place: Path) -> Path:
 
 def _line(text: str) -> str:
     """What others wrote, as one line."""
-    from feddure.deployment.printable import printable
+    from feddure.flower.deploy.terminal import printable
 
     return " ".join(printable(text).split())
 
@@ -191,7 +191,7 @@ def print_json(value: Any) -> None:
 
 def _text(text: str) -> str:
     """What others wrote, as it may stand in a table."""
-    from feddure.deployment.printable import printable
+    from feddure.flower.deploy.terminal import printable
 
     return escape(printable(text))
 

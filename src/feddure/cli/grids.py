@@ -14,8 +14,8 @@ from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
     from feddure.data import Dataset
-    from feddure.studies.cells import Cell, Store
-    from feddure.studies.grid_failures import CellsFailed
+    from feddure.studies.grid.failures import CellsFailed
+    from feddure.studies.grid.store import Cell, Store
 
 Merge = Annotated[
     list[Path] | None,
@@ -45,7 +45,7 @@ def check_places(ray: str | None, processes: int | None) -> None:
 
 def check_merge(folders: Sequence[Path] | None) -> None:
     """Refuse folders that cannot be taken over, before anything is written."""
-    from feddure.studies.cells import RESULTS, finished_cells, read_rows
+    from feddure.studies.grid.store import RESULTS, finished_cells, read_rows
 
     for folder in folders or ():
         finished_cells(folder)
@@ -55,7 +55,7 @@ def check_merge(folders: Sequence[Path] | None) -> None:
 def check_data(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None) -> None:
     """Refuse a grid whose data are not all there, rather than after hours with those that are."""
     from feddure import data
-    from feddure.studies import grid
+    from feddure.studies.grid import runner as grid
 
     for name in dict.fromkeys(cell.experiment.dataset for cell in grid.unmeasured(cells, store)):
         data.expect_present(name, data_dir)
@@ -83,8 +83,9 @@ def measure(
     ended some cells: the command writes its files without them, and ends with `end_if_failed`.
     """
     from feddure import data
-    from feddure.studies import grid, grid_failures
-    from feddure.studies.grid_progress import GridProgress
+    from feddure.studies.grid import failures as grid_failures
+    from feddure.studies.grid import runner as grid
+    from feddure.studies.grid.progress import GridProgress
 
     left = grid.unmeasured(cells, store)
     if not left:
@@ -111,11 +112,11 @@ def measure(
     report = report or (lambda: store.tabulate(cells))
     try:
         if ray is not None:
-            from feddure.studies.spread import measure_on_ray
+            from feddure.studies.grid.ray import measure_on_ray
 
             measure_on_ray(cells, store, load, ray, together, progress)
         elif processes is not None and processes > 1:
-            from feddure.studies.grid_processes import measure_in_processes
+            from feddure.studies.grid.processes import measure_in_processes
 
             measure_in_processes(cells, store, load, processes, together, progress)
         else:
@@ -156,7 +157,8 @@ def show_estimate(
     cells: "Sequence[Cell]", store: "Store", together: int | None, ray: str | None, processes: int | None
 ) -> None:
     """How much is left to measure, and about how long it takes; what that does not count in is said."""
-    from feddure.studies import grid, grid_cost
+    from feddure.studies.grid import cost as grid_cost
+    from feddure.studies.grid import runner as grid
 
     left = grid.unmeasured(cells, store)
     console = Console(highlight=False, soft_wrap=True)

@@ -90,7 +90,8 @@ def partition(
     made = make(images, options, seed)
     if plot is not None:
         # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
-        from feddure.tracking import bubbles, style
+        from feddure.reports import partition_figure as bubbles
+        from feddure.reports import style
 
         picture = bubbles.figure(made, images)
         _make_folder(plot, "--plot")

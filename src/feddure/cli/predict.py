@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from feddure.models.predict import Prediction
+    from feddure.serving.predict import Prediction
 
 WIDE = 1000
 """Columns of a table that goes to a file or another program: no line is to be broken there."""
@@ -49,8 +49,8 @@ def predict(
     feddure predict runs/demo photos/ --json | jq 'select(.probability < 0.5)'
     ```
     """
-    from feddure.models.load import load_model  # torch takes seconds: only when it is needed
-    from feddure.models.predict import classify, find_images
+    from feddure.serving.load import load_model  # torch takes seconds: only when it is needed
+    from feddure.serving.predict import classify, find_images
 
     if csv_file is not None:
         _check_csv(csv_file)

@@ -22,6 +22,6 @@ def report(
     feddure report runs/feddure runs/fixmatch --out comparison.html
     ```
     """
-    from feddure.tracking.report import write_report  # matplotlib takes a second: only when it is needed
+    from feddure.reports.run_report import write_report  # matplotlib takes a second: only when it is needed
 
     print(write_report(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html"))

@@ -18,7 +18,7 @@ from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from feddure.studies.cells import Cell, Store
+    from feddure.studies.grid.store import Cell, Store
 
 
 class What(StrEnum):
@@ -102,8 +102,9 @@ def reproduce(
     """
     from feddure import config
     from feddure import methods as known_methods
-    from feddure.studies import reproduce, sweep
-    from feddure.studies.cells import Merged, Store
+    from feddure.studies import sweep
+    from feddure.studies.grid.store import Merged, Store
+    from feddure.studies.paper import plan as reproduce
 
     _check_options(what, context)
     request = reproduce.Request(
@@ -163,7 +164,8 @@ def _write(
     failed: Mapping[str, str],
 ) -> None:
     """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
-    from feddure.studies import reproduce_claims_report, reproduce_report
+    from feddure.studies.paper import claims_report as reproduce_claims_report
+    from feddure.studies.paper import report as reproduce_report
 
     console = Console(highlight=False)
     written: list[Path] = []
@@ -188,7 +190,8 @@ def _write(
 
 
 def _show_plan(cells: "list[Cell]", store: "Store") -> None:
-    from feddure.studies import grid, grid_cost
+    from feddure.studies.grid import cost as grid_cost
+    from feddure.studies.grid import runner as grid
     from feddure.tracking.summary import duration
 
     measured = list(store.measurements())

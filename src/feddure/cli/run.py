@@ -40,7 +40,7 @@ def run(
     ```
     """
     from feddure import api, config, data
-    from feddure.federation import runs
+    from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {

@@ -14,7 +14,7 @@ from feddure.cli import grids
 from feddure.cli.options import DataDir
 
 if TYPE_CHECKING:
-    from feddure.studies.cells import Store
+    from feddure.studies.grid.store import Store
     from feddure.studies.sweep import Sweep
 
 _MOST_LINES = 30  # combinations that a plan lists
@@ -64,7 +64,7 @@ def sweep(
     ```
     """
     from feddure.studies import sweep as study
-    from feddure.studies.cells import Merged, Store
+    from feddure.studies.grid.store import Merged, Store
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from feddure.studies.theory import Study
+    from feddure.studies.theory.measure import Study
 
 
 def theory(
@@ -43,8 +43,8 @@ def theory(
     feddure theory --out runs/theory-5 --seeds 5 --json > findings.json
     ```
     """
-    from feddure.studies import theory as study
-    from feddure.studies import theory_report
+    from feddure.studies.theory import measure as study
+    from feddure.studies.theory import report as theory_report
 
     study.horizons(largest)
     if not 0 < e < float("inf"):
@@ -82,8 +82,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _show(measured: "Study", remarks: list[str], files: list[Path]) -> None:
-    from feddure.studies.theory_findings import findings
-    from feddure.studies.theory_report import slope
+    from feddure.studies.theory.findings import findings
+    from feddure.studies.theory.report import slope
 
     console = Console(highlight=False)
     table = Table(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import draws
+from feddure import rng as draws
 from feddure.data import augment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddure import config, draws
+from feddure import config
+from feddure import rng as draws
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.errors import ConfigError
 

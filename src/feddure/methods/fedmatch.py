@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from scipy.special import ndtri
 from torch import Tensor
 
-from feddure import draws
+from feddure import rng as draws
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import draws
+from feddure import rng as draws
 
 HIDDEN = 128
 

@@ -15,12 +15,13 @@ from feddure import methods as known_methods
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.federation import runs
 from feddure.files import write_whole
-from feddure.studies import compare_report, compare_tables, grid_failures
+from feddure.simulation import runs
+from feddure.studies import compare_report, compare_tables
 from feddure.studies.compare_plan import PLAN_FILE, Plan, read_plan, run_folder
 from feddure.studies.compare_tables import Pair, Row
-from feddure.studies.grid_failures import Problem
+from feddure.studies.grid import failures as grid_failures
+from feddure.studies.grid.failures import Problem
 from feddure.tracking import records
 
 

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from feddure.studies.cells import mean_of
+from feddure.reports import style
+from feddure.reports.figures import look
+from feddure.studies.grid.store import mean_of
 from feddure.studies.sweep import Sweep
 from feddure.studies.sweep_boards import divide
 from feddure.studies.sweep_names import axis_name, combination, written
-from feddure.tracking import style
-from feddure.tracking.figures import look
 
 if TYPE_CHECKING:
     from feddure.studies.sweep_report import Row

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from feddure.studies.paper_numbers import setting_name
+from feddure.studies.paper.numbers import setting_name
 from feddure.tracking.summary import spoken
 
 _SPOKEN = ("method", "dataset", "model")

@@ -11,13 +11,13 @@ import jinja2
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.studies.cells import Cell, Measurement, Store, mean_of
+from feddure.reports import style
+from feddure.reports.run_report import Picture, Table, embed
 from feddure.studies.compare_tables import Pair, Spread, paired
+from feddure.studies.grid.store import Cell, Measurement, Store, mean_of
 from feddure.studies.sweep import Point, Sweep
 from feddure.studies.sweep_boards import Board, divide
 from feddure.studies.sweep_names import axis_name, shown
-from feddure.tracking import style
-from feddure.tracking.report import Picture, Table, embed
 from feddure.tracking.summary import NOTHING, duration, number, points
 from feddure.version import VERSION
 
@@ -255,7 +255,7 @@ def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -
 
 def _html(sweep: Sweep, ranked: Sequence[Ranking], notes: Sequence[str], pictures: Sequence[Picture]) -> str:
     """The page in the look of all reports: it needs nothing beside itself, no network and no script."""
-    loaders = [jinja2.PackageLoader("feddure.studies"), jinja2.PackageLoader("feddure.tracking")]
+    loaders = [jinja2.PackageLoader("feddure.reports")]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )

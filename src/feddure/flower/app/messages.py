@@ -1,0 +1,128 @@
+"""What travels between server and sites.
+
+To a site: the tensors of the method's broadcast and one config record. Back: the tensors of the method's upload and one
+config record. Trained parameters are in the array record `parameters`, one flat array for each of the method's names
+(`theta`; FedMatch: `sigma`, `psi`, `helper.0`, ...), batch-norm statistics in the array record `statistics`: they
+are no weights, and privacy mods treat them differently. Arrays keep their type, so a round trip is exact.
+
+What leaves a site, and nothing else: its name and its numbers of labelled, unlabelled, unreadable and test images;
+each round the method's upload, the seconds and the process that the work took, and means over all images and steps of
+the round (losses, the weight of pseudo labels, accuracy on the site's own test images); or, in place of all this, the
+text of a problem, which names no folder and no file of the site. Nothing is told of a single image or step, or of a
+single class.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from feddure.errors import RunError
+from feddure.flower.app.sanitize import plain, sayable
+from feddure.methods.base import Client, Method, State
+from feddure.simulation.program import Program
+from feddure.simulation.server import Assignment
+
+PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
+QUERY, TRAIN = "query", "train"
+MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d", "reach"})
+"""What the package's own methods tell of a round's steps."""
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a site is told, beside the tensors."""
+
+    assignment: Assignment
+    experiment: str  # the complete configuration, as YAML
+    run_name: str  # of the run, for the site's memory; the same after a resume
+    remembered_round: int  # the last round whose update of this site the server used; 0 for none
+    checkpointed_round: int  # the same as of the server's last checkpoint, to which it may go back
+    evaluate: bool = False  # also test the received model on the site's own test images
+    clipping_norm: float = 0.0
+    dp_epsilon: float = 0.0
+    dp_delta: float = 0.0
+    left_out: str = ""  # the last round in which the server could not use this site's answer, and why
+
+    def pack(self) -> ConfigRecord:
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignment"}
+        return ConfigRecord(asdict(self.assignment) | plain)
+
+    @staticmethod
+    def unpack(record: ConfigRecord) -> "Task":
+        try:
+            assignment = Assignment(**{field.name: record[field.name] for field in fields(Assignment)})  # type: ignore[arg-type]
+            others = {field.name: record[field.name] for field in fields(Task) if field.name != "assignment"}
+            return Task(assignment, **others)  # type: ignore[arg-type]
+        except KeyError as missing:
+            raise sayable(
+                RunError(
+                    f"the server's message has no {missing}: install the same version of feddure at server and sites"
+                )
+            ) from None
+
+
+def pack_state(state: Mapping[str, torch.Tensor]) -> RecordDict:
+    """Tensors as array records."""
+    arrays = {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in state.items()}
+    statistics = {STATISTICS: arrays.pop(STATISTICS)} if STATISTICS in arrays else {}
+    return RecordDict({PARAMETERS: ArrayRecord(arrays), STATISTICS: ArrayRecord(statistics)})
+
+
+def unpack_state(content: RecordDict, device: torch.device) -> State:
+    """Array records as tensors on a device."""
+    found = {}
+    for group in (PARAMETERS, STATISTICS):
+        for name, array in content.array_records.get(group, {}).items():
+            found[name] = torch.from_numpy(np.array(array.numpy())).to(device)
+    return found
+
+
+def array_bytes(content: RecordDict) -> int:
+    """Bytes of all arrays, as they are sent."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def upload_shapes(program: Program) -> Shapes:
+    """The names, shapes and types of what a client of this program sends."""
+    client = Client(program.network, program.experiment, program.proximal, program.classes)
+    program.method.allocate(client)
+    return {name: (tuple(value.shape), value.dtype) for name, value in program.method.upload(client).items()}
+
+
+def find_problem(upload: State, expected: Shapes) -> str:
+    """Why an upload cannot be used, or nothing."""
+    if upload.keys() != expected.keys():
+        return f"sent arrays {plain(_names(upload))}, expected {_names(expected)}"
+    for name, (shape, dtype) in expected.items():
+        found = upload[name]
+        if tuple(found.shape) != shape:
+            return f"sent '{name}' with shape {list(found.shape)}, expected {list(shape)}"
+        if found.dtype != dtype:
+            return f"sent '{name}' as {_type(found.dtype)}, expected {_type(dtype)}"
+    return ""
+
+
+def means_of(method: Method) -> Callable[[str], bool]:
+    """Whether a site under this method may tell a mean of this name; a method of somebody's own may have its own."""
+    if type(method).__module__.startswith("feddure.methods."):
+        return MEANS.__contains__
+    return lambda name: re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is not None
+
+
+def pack_answer(answer: Mapping[str, Any]) -> ConfigRecord:
+    """A flat record; what is None is left out."""
+    return ConfigRecord({name: value for name, value in answer.items() if value is not None})
+
+
+def _names(mapping: Mapping[str, object]) -> str:
+    return ", ".join(sorted(mapping)) or "none"
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,64 @@
+"""What a site lets a server ask of it; a node's configuration decides.
+
+`helpers=false`: the site takes no part in FedMatch, whose server hands a site's parameters to other sites as helpers.
+`modules=true`: methods and networks may be classes of modules that are installed at the site, `package.module:Class`.
+Without it a server could make the site import, and so run, any module that it finds.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from feddure import methods
+from feddure.config import Experiment
+from feddure.errors import ConfigError
+from feddure.flower.app.sanitize import sayable
+from feddure.methods.fedmatch import FedMatch
+
+MOST_IMAGES = 10**8
+"""Images that a server may ask a site to go through in one round, repeated ones included."""
+MOST_IN_STEP = 2**16
+"""Images that a server may ask a site to take in one step."""
+
+
+def check_consent(node: Mapping[str, Any], experiment: str) -> None:
+    """Refuse an experiment, as YAML, that the node's configuration does not allow; nothing is imported for it."""
+    tree = yaml.safe_load(experiment) or {}
+    wanted = {name: str(tree.get(name) or "") for name in ("method", "model")}
+    for name, value in wanted.items():
+        if ":" in value and not _allows(node, "modules", default=False):
+            raise sayable(
+                ConfigError(
+                    f"{name} '{value}': own modules are not allowed at this site; allow them with modules=true"
+                ),
+                "own modules are not allowed at this site",
+            )
+    if shares_parameters(wanted["method"]) and not _allows(node, "helpers", default=True):
+        raise sayable(
+            ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),
+            f"this site declines method '{wanted['method']}', which sends its parameters to other sites as helpers",
+        )
+
+
+def check_size(experiment: Experiment, steps: int, unlabelled_batch: int) -> None:
+    """Refuse a round that no site could carry out."""
+    in_step = experiment.labelled_batch + unlabelled_batch
+    if steps < 1 or unlabelled_batch < 0 or in_step > MOST_IN_STEP or steps * in_step > MOST_IMAGES:
+        raise sayable(
+            ConfigError(
+                f"the server asks for {steps} steps on {in_step} images each, expected at most {MOST_IN_STEP} images "
+                f"in a step and {MOST_IMAGES} in a round"
+            )
+        )
+
+
+def shares_parameters(method: str) -> bool:
+    """Whether the method's server hands what one site sent to other sites."""
+    found = methods.METHODS.get(method)
+    return found is not None and issubclass(found, FedMatch)
+
+
+def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A yes or no in a node's configuration; anything else than the two is the cautious answer, no."""
+    return str(node.get(key, default)).strip().lower() == "true"

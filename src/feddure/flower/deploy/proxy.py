@@ -1,0 +1,227 @@
+"""The gate: the only thing of a server that the network reaches.
+
+Flower's SuperLink serves three interfaces on one port: the Fleet API, where sites authenticate with their keys, and
+the Control and Runtime APIs, which ask for no user: whoever reaches them can start runs, and with them Python code at
+every site. So the SuperLink listens on the loopback address, and the gate, with the server's certificate, passes on
+requests of the Fleet API and nothing else. Strangers are turned away before the body of their request is read, and
+nobody can make the gate hold more than a little memory, or a connection for nothing.
+"""
+
+import asyncio
+import base64
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddure.errors import RunError
+from feddure.flower.deploy.signatures import PUBLIC_KEY, is_signed
+
+if TYPE_CHECKING:
+    import httpx
+
+_FLEET = re.compile(rb"/v1/fleet/[a-z-]+")
+_OF_ONE_CONNECTION = frozenset(
+    (b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
+)
+_START_SECONDS = 20.0
+_HEAD_BYTES = 64 << 10
+_BODY_BYTES = 1 << 30
+"""Far more than a message with a model: Flower sends large ones in parts."""
+_BODY_PAUSE_SECONDS = 60.0
+
+Scope = dict[str, Any]
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request as the gate saw it."""
+
+    action: str  # the last part of the path, such as activate-node
+    public_key: bytes | None
+    address: str
+    status: int
+
+
+class BrokenOff(Exception):
+    """A request's body did not come as it should; `status` is what is answered."""
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
+
+
+class Gate:
+    """An ASGI application that passes requests of the Fleet API on to the SuperLink.
+
+    With `keys`, public keys of sites, only requests that are signed with one of them.
+    """
+
+    def __init__(
+        self,
+        superlink: str,
+        authority: Path | None,
+        observe: Callable[[Visit], None] = lambda visit: None,
+        keys: Collection[bytes] | None = None,
+    ):
+        import httpx
+
+        self._observe = observe
+        self._keys = keys
+        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=authority) if authority else False
+        scheme = "https" if authority else "http"
+        self._client = httpx.AsyncClient(
+            base_url=f"{scheme}://{superlink}",
+            verify=verify,
+            timeout=60,
+            trust_env=False,
+            limits=httpx.Limits(keepalive_expiry=2),  # before the SuperLink closes an idle connection at its 5 seconds
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["raw_path"]
+        if scope["method"] != "POST" or not _FLEET.fullmatch(path) or scope["query_string"]:
+            await _answer(send, 403)
+            return
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            await _answer(send, 400)  # two lengths of one body: which of them holds is not for the gate to guess
+            return
+        if self._keys is not None and not is_signed(scope["headers"], self._keys):
+            status = 401
+            await _answer(send, status)
+        else:
+            status = await self._pass_on(scope, receive, send)
+        key = next((value for name, value in scope["headers"] if name == PUBLIC_KEY), None)
+        address = scope["client"][0] if scope.get("client") else "?"
+        self._observe(Visit(path.decode().rpartition("/")[2], key, address, status))
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> int:
+        import httpx
+
+        request = self._client.build_request(
+            "POST", scope["raw_path"].decode(), headers=_end_to_end(scope["headers"]), content=_body(receive)
+        )
+        try:
+            answer = await self._client.send(request, stream=True)
+        except BrokenOff as broken:
+            await _answer(send, broken.status)
+            return broken.status
+        except httpx.TransportError:
+            await _answer(send, 503)  # sites try again after this answer
+            return 503
+        try:
+            await _relay(answer, send)
+        finally:
+            await answer.aclose()
+        return answer.status_code
+
+
+class RunningGate:
+    """A gate that listens, in a thread of its own, for at most so many connections at a time."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        host: str,
+        port: int,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        connections: int = 1000,
+    ):
+        import uvicorn
+
+        from feddure.flower.deploy.timeouts import ImpatientProtocol
+
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                gate,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
+                http=ImpatientProtocol,
+                h11_max_incomplete_event_size=_HEAD_BYTES,
+                limit_concurrency=connections,
+                lifespan="off",
+                ws="none",
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=30,  # after sites let go of an idle connection, at 5 seconds
+            )
+        )
+        self._place = host, port
+
+    def __enter__(self) -> "RunningGate":
+        host, port = self._place
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server((host, port), family=family)
+        except OSError as problem:
+            raise RunError(f"{host} port {port}: the gate for sites cannot listen there ({problem.strerror})") from None
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="gate", daemon=True)
+        self._thread.start()
+        limit = time.monotonic() + _START_SECONDS
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < limit:
+            time.sleep(0.02)
+        if not self._server.started:
+            self._server.should_exit = True
+            raise RunError(f"{host} port {port}: the gate for sites did not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+        self._server.force_exit = True
+
+
+def visitor(visit: Visit, sites: Mapping[bytes, str]) -> str | None:
+    """Which site a visit was from, by its public key; None where no site has that key."""
+    if visit.public_key is None:
+        return None
+    try:
+        return sites.get(base64.b64decode(visit.public_key, validate=True))
+    except ValueError:
+        return None
+
+
+def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    received = 0
+    while True:
+        try:
+            message = await asyncio.wait_for(receive(), _BODY_PAUSE_SECONDS)
+        except TimeoutError:
+            raise BrokenOff(408) from None
+        if message["type"] == "http.disconnect":
+            raise BrokenOff(400)  # nobody is there to read it
+        chunk = message.get("body", b"")
+        received += len(chunk)
+        if received > _BODY_BYTES:
+            raise BrokenOff(413)
+        yield chunk
+        if not message.get("more_body", False):
+            return
+
+
+async def _relay(answer: "httpx.Response", send: Send) -> None:
+    headers = _end_to_end([(name.lower(), value) for name, value in answer.headers.raw])
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    async for chunk in answer.aiter_raw():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _answer(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})

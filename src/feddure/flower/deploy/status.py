@@ -1,0 +1,74 @@
+"""`feddure federate status`: sites and runs as the server knows them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddure.flower.deploy import commands
+from feddure.flower.deploy import run_index as ledger
+from feddure.flower.deploy.control import Control
+from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
+from feddure.flower.deploy.processes import is_listening
+from feddure.tracking import records
+from feddure.tracking.summary import evaluations
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """A site; `status` is unregistered, registered (never seen), online, offline, or unknown without keys."""
+
+    site: str
+    status: str
+    since: str
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run; `round` is the last one that ended, `accuracy` that of the last evaluation."""
+
+    run: str
+    status: str
+    seconds: float
+    folder: str
+    round: int | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A federation at a moment; sites and runs only while its server runs."""
+
+    federation: str
+    server: str
+    running: bool
+    sites: list[SiteStatus]
+    runs: list[RunStatus]
+
+
+def read_status(folder: ServerFolder) -> Status:
+    """Ask the server on this machine, where it runs, and read the run folders."""
+    description = folder.read()
+    settings = read_settings(folder)
+    address = join_address(description.server.host, description.server.port)
+    if not is_listening(commands.LOOPBACK, settings.control_port):
+        return Status(description.name, address, False, [], [])
+    control = Control(folder)
+    nodes = {node.site: node for node in control.nodes()}
+    absent = "unregistered" if settings.secure else "unknown"
+    sites = [
+        SiteStatus(site, nodes[site].status, nodes[site].since) if site in nodes else SiteStatus(site, absent, "")
+        for site in description.sites
+    ]
+    folders = {entry.run: Path(entry.folder) for entry in ledger.read(folder)}
+    runs = []
+    for state in control.runs():
+        place = folders.get(state.run)
+        last, accuracy = _progress(place) if place is not None else (None, None)
+        runs.append(RunStatus(state.run, state.status, state.seconds, str(place or ""), last, accuracy))
+    return Status(description.name, address, True, sites, runs)
+
+
+def _progress(run_folder: Path) -> tuple[int | None, float | None]:
+    metrics = run_folder / records.METRICS
+    lines = records.read(metrics) if metrics.exists() else []
+    accuracies = evaluations(lines, "accuracy")
+    return (lines[-1]["round"] if lines else None, accuracies[-1][1] if accuracies else None)

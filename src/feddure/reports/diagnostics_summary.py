@@ -1,0 +1,202 @@
+"""What pseudo labels were worth and what the regulators made of them: in numbers and in words.
+
+Few clients take part in a round, so rounds are noisy; sentences and tables speak of means over the last rounds.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from feddure.reports.figures import Runs
+from feddure.tracking.records import Record
+from feddure.tracking.summary import NOTHING, number, percent, points
+
+LAST_ROUNDS = 20
+"""Rounds that sentences and tables take their means over."""
+
+TRAINING = ("loss", "loss_unlabelled", "d")
+"""Quantities of a round's training that are shown here."""
+
+Trace = dict[str, np.ndarray]
+"""A run's quantities by name, a value a round, NaN in rounds without; a quantity without any value is left out."""
+
+_LONGEST_CLASS = 18  # letters
+
+# From this many hundredths on, an AUROC is called so.
+_JUDGEMENTS = {
+    90: "very well",
+    80: "well",
+    70: "fairly well",
+    60: "a little",
+    53: "hardly",
+    48: "not at all",
+    40: "slightly the wrong way round",
+    0: "the wrong way round",
+}
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+def trace(metrics: Sequence[Record]) -> Trace:
+    """What a run recorded about its pseudo labels, the mean of its clients' own AUROCs, and levels to compare with."""
+    rows = []
+    for record in metrics:
+        row = (record.get("diagnostics") or {}) | {name: (record.get("train") or {}).get(name) for name in TRAINING}
+        own = [client.get("weight_auroc") for client in row.get("clients") or ()]
+        own = [value for value in own if value is not None]
+        rows.append(row | {"auroc_within": float(np.mean(own)) if own else None})
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
+    found = {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}
+    found["round"] = np.array([record["round"] for record in metrics], dtype=float)
+    percentiles = [name for name in found if name.startswith("weight_p")]
+    if percentiles and np.isin([found[name] for name in percentiles], (0, 1)).mean() > 0.5:
+        # Weights of a threshold: 0 or 1, so their mean says all.
+        found = {name: values for name, values in found.items() if name not in percentiles}
+        if "weight_auroc" in found:
+            best = best_of_threshold(found["weight_mean"], found["pseudo_accuracy"])
+            found["auroc_best"] = np.where(np.isfinite(found["weight_auroc"]), best, np.nan)
+    classes = per_class(metrics, "coverage_per_class").shape[1]
+    if classes:
+        found |= {"chance": np.full(len(rows), 1 / classes), "cannot_tell": np.full(len(rows), 0.5)}
+    # Far below every d, the level of ascent would only flatten the curve.
+    if "d_lowest" in found:
+        reach = found.get("reach", np.ones(len(rows)))
+        level = -found["weight_mean"] / np.where(reach > 0, reach, np.nan)
+        if np.isfinite(level).any() and np.nanmin(found["d_lowest"]) < np.nanmax(level):
+            found["ascent_below"] = level
+    return found
+
+
+def per_class(metrics: Sequence[Record], name: str) -> np.ndarray:
+    """A quantity of each class [rounds, classes], NaN where it has no value."""
+    rows = [(record.get("diagnostics") or {}).get(name) or [] for record in metrics]
+    size = max(map(len, rows), default=0)
+    return np.array([row if len(row) == size else [None] * size for row in rows], dtype=float).reshape(len(rows), size)
+
+
+def known_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of what is not NaN; NaN where nothing is."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
+
+
+def best_of_threshold(passing: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The highest AUROC of weights 0 and 1, when these shares of the pseudo labels weigh 1 and are right."""
+    right = np.clip(right, 1e-9, 1 - 1e-9)
+    return 1 - np.maximum((right - passing) / right, (passing - right) / (1 - right)) / 2
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over a tenth of the run around each round, five rounds at least, cut off at its ends."""
+    half = max(2, len(values) // 20)
+    return np.array([known_mean(values[max(0, place - half) : place + half + 1]) for place in range(len(values))])
+
+
+def last_means(found: Trace) -> dict[str, float]:
+    """Mean of each quantity in the last rounds, where it has one there."""
+    means = {name: float(known_mean(values[-LAST_ROUNDS:])) for name, values in found.items()}
+    return {name: value for name, value in means.items() if np.isfinite(value)}
+
+
+# --- words -------------------------------------------------------------------------------------------------
+def judged(auroc: float) -> str:
+    """How well weights with this AUROC separate right from wrong, going by the two digits that are shown."""
+    return next(word for least, word in _JUDGEMENTS.items() if round(100 * auroc) >= least)
+
+
+def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str, str]:
+    """What the last rounds of a run say, by figure."""
+    found, rounds, said = trace(metrics), len(metrics), {}
+    mean = last_means(found)
+    when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"over all {rounds} rounds"
+    if "d_mean" in mean:
+        low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
+        said["reward"] = (
+            f"d is {_signed(mean['d_mean'])} on average {when}, from {_signed(low)} to {_signed(high)}: "
+            f"on the whole it {'added to' if mean['d_mean'] > 0 else 'took from'} the weight of pseudo labels."
+        )
+    if "weight_mean" in mean:
+        said["weights"] = _weights_in_words(mean, when)
+    if "pseudo_accuracy" in mean:
+        said["accuracy"] = _accuracy_in_words(mean, when)
+    if "weight_auroc" in mean:
+        said["separation"] = _separation_in_words(mean, when)
+    if "ascent_share" in mean:
+        steps = f"{percent(mean['ascent_share'], 1)} of the steps" if mean["ascent_share"] else "No step"
+        whole = f"; over the whole run, {percent(float(known_mean(found['ascent_share'])), 1)} did"
+        away = f"{steps} {when} moved the model away from its pseudo labels"
+        said["ascent"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
+    if {"loss", "loss_unlabelled"} <= mean.keys():
+        on_pseudo_labels = f"{mean['loss_unlabelled']:.2f} on pseudo labels"
+        said["losses"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
+    right = known_mean(per_class(metrics, "pseudo_accuracy_per_class")[-LAST_ROUNDS:])
+    if np.isfinite(right).sum() > 1:
+        names, best, worst = class_names(classes, len(right)), int(np.nanargmax(right)), int(np.nanargmin(right))
+        said["classes"] = (
+            f"{percent(right[best], 0)} of the pseudo labels of {names[best]} are right {when}, "
+            f"and {percent(right[worst], 0)} of those of {names[worst]}."
+        )
+    return said
+
+
+def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
+    """Column names and, for each run with pseudo labels, its means of the last rounds."""
+    rows = {}
+    for label, metrics in runs.items():
+        mean = last_means(trace(metrics))
+        if "weight_mean" in mean:
+            in_per_cent = ("pseudo_accuracy", "pseudo_accuracy_weighted", "ascent_share")
+            shares = [points(mean.get(name)) for name in in_per_cent]
+            numbers = [number(mean.get(name), 2) for name in ("weight_mean", "weight_auroc", "auroc_within")]
+            reward = _signed(mean["d_mean"]) if "d_mean" in mean else NOTHING
+            rows[label] = [*shares, reward, *numbers, _verdict(mean) if "weight_auroc" in mean else NOTHING]
+    return ["right", "weighted", "ascent", "mean d", "mean m", "AUROC", "within clients", "m tells them apart"], rows
+
+
+def _weights_in_words(mean: Mapping[str, float], when: str) -> str:
+    if "weight_p90" not in mean:
+        return f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
+    low, high = mean["weight_p10"], mean["weight_p90"]
+    spread = round(high - low, 2)
+    alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
+    return (
+        f"m is {mean['weight_mean']:.2f} on average {when}, mostly between {low:.2f} and {high:.2f}: "
+        f"pseudo labels count {alike}."
+    )
+
+
+def _accuracy_in_words(mean: Mapping[str, float], when: str) -> str:
+    text = f"{percent(mean['pseudo_accuracy'], 1)} of the pseudo labels are right {when}"
+    weighted = mean.get("pseudo_accuracy_weighted")
+    if weighted is None:
+        return f"{text}."
+    gain = round(100 * (weighted - mean["pseudo_accuracy"]), 1)
+    verdict = "hardly matter" if abs(gain) < 1 else f"favour {'right' if gain > 0 else 'wrong'} ones"
+    return f"{text}, {percent(weighted, 1)} weighted by m: the weights {verdict}."
+
+
+def _separation_in_words(mean: Mapping[str, float], when: str) -> str:
+    auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
+    text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
+    text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
+    return text if within is None else f"{text} Within single clients it is {within:.2f}."
+
+
+def _verdict(mean: Mapping[str, float]) -> str:
+    """A threshold that few pass cannot be far from 0.5, so it is measured by what it could reach."""
+    return f"{mean['auroc_best']:.2f} at best" if "auroc_best" in mean else judged(mean["weight_auroc"])
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def class_names(classes: Sequence[str], size: int) -> list[str]:
+    """Names of so many classes, none too long for a figure."""
+    names = classes if len(classes) == size else [f"class {place}" for place in range(size)]
+    return [short(name, _LONGEST_CLASS) for name in names]
+
+
+def short(label: str, longest: int = 36) -> str:
+    """A label that fits."""
+    return label if len(label) <= longest else label[: longest - 1] + "…"

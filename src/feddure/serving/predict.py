@@ -1,0 +1,113 @@
+"""Image files in, classes with probabilities out.
+
+A file becomes pixels by the rule of training's own folders (`data/sources/images.py`), in the size and number of
+channels that the model was trained with.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feddure.data.sources.images import Unreadable, read
+from feddure.data.sources.listing import entries
+from feddure.data.sources.progress import bar
+from feddure.errors import ConfigError, DataError
+from feddure.serving.load import Model, load_model
+
+BATCH = 64
+"""Images that are decoded and classified at once."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image, or why it says nothing."""
+
+    file: Path
+    ranking: tuple[tuple[str, float], ...]  # every class with its probability, the most probable first
+    problem: str | None = None  # why the file gives no image; then there is no ranking
+
+    @property
+    def label(self) -> str | None:
+        """The most probable class."""
+        return self.ranking[0][0] if self.ranking else None
+
+    @property
+    def probability(self) -> float | None:
+        """The probability of the most probable class."""
+        return self.ranking[0][1] if self.ranking else None
+
+
+def predict(
+    source: Path | str | Model,
+    images: Path | str | Sequence[Path | str],
+    *,
+    batch: int = BATCH,
+    device: str = "auto",
+    ema: bool = False,
+    progress: bool = False,
+) -> list[Prediction]:
+    """The classes of image files, and of all files in folders.
+
+    `source` is a run's folder, an exported file, or what `load_model` returned. A file that cannot be decoded has its
+    `problem` and no ranking; the others go on.
+    """
+    places = [images] if isinstance(images, Path | str) else images
+    files = find_images([Path(place) for place in places])
+    model = source if isinstance(source, Model) else load_model(source, device=device, ema=ema)
+    return list(classify(model, files, batch, progress))
+
+
+def find_images(places: Sequence[Path]) -> list[Path]:
+    """The files that were named, and those in the folders that were named, by name; hidden ones are passed over."""
+    found = [file for place in places for file in _files(place)]
+    if not found:
+        raise DataError(f"{', '.join(map(str, places)) or 'nothing was given'}: no image in it; name files or folders")
+    return found
+
+
+def classify(model: Model, files: Sequence[Path], batch: int = BATCH, progress: bool = False) -> Iterator[Prediction]:
+    """A prediction for each file, in order, as soon as its batch is done."""
+    if batch < 1:
+        raise ConfigError(f"batch: {batch} was given, expected 1 or more")
+    with ThreadPoolExecutor() as threads, bar("classifying images", len(files), progress) as advance:
+        for start in range(0, len(files), batch):
+            part = files[start : start + batch]
+            yield from _classify(model, part, list(threads.map(lambda file: _decode(file, model), part)))
+            advance(len(part))
+
+
+def _classify(model: Model, files: Sequence[Path], decoded: Sequence[np.ndarray | str]) -> Iterator[Prediction]:
+    pixels = [image for image in decoded if not isinstance(image, str)]
+    rows = iter(model(np.stack(pixels)) if pixels else ())
+    for file, image in zip(files, decoded, strict=True):
+        if isinstance(image, str):
+            yield Prediction(file, (), image)
+        else:
+            row = next(rows)
+            order = np.argsort(-row, kind="stable")
+            yield Prediction(file, tuple((model.classes[place], float(row[place])) for place in order))
+
+
+def _decode(file: Path, model: Model) -> np.ndarray | str:
+    """The image's pixels, or what is wrong with the file."""
+    try:
+        about = model.description
+        return read(file, about.size, about.channels, depth=about.depth)
+    except Unreadable as problem:
+        return str(problem)
+
+
+def _files(place: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    if not place.is_dir():
+        if not above and not place.exists():
+            raise DataError(f"{place}: there is no such image or folder")
+        yield place
+        return
+    here = place.resolve()
+    if here in above:
+        raise DataError(f"{place}: a link to a folder that it lies in; remove it")
+    for entry in entries(place):
+        yield from _files(entry, (*above, here))

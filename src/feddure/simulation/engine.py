@@ -1,0 +1,101 @@
+"""The engine: device, arithmetic, lanes, and what federations share."""
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from feddure import methods
+from feddure.config import Engine as Options
+from feddure.config import Experiment
+from feddure.data.batches import Feed
+from feddure.data.dataset import Dataset
+from feddure.errors import ConfigError, FeddureWarning
+from feddure.nn.network import Network
+from feddure.simulation import program as programs
+from feddure.simulation.lanes import Lanes, Result, Task
+from feddure.simulation.program import Program
+
+Found = TypeVar("Found")
+
+
+class Engine:
+    """Trains tasks; keeps one copy of each data set, network and program."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.device = _device(options.device)
+        cuda = self.device.type == "cuda"
+        self.precision = ("bf16" if cuda else "fp32") if options.precision == "auto" else options.precision
+        if self.precision == "bf16" and not cuda:
+            raise ConfigError("engine.precision: bf16 was given, but it needs a CUDA device; use auto, fp32 or fp64")
+        self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
+        self.captures = cuda
+        self.lanes = Lanes(self.device, options.lanes)
+        self._feeds: dict[int, tuple[Dataset, Feed]] = {}  # the data set too, or its id could go to another
+        self._networks: dict[str, Network] = {}
+        self._programs: dict[str, Program] = {}
+        if cuda:
+            tf32 = self.precision in ("tf32", "bf16")
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.benchmark = not options.deterministic
+            torch.backends.cudnn.deterministic = options.deterministic
+
+    def feed(self, dataset: Dataset) -> Feed:
+        """The data set on the device."""
+        if id(dataset) not in self._feeds:
+            dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
+            self._feeds[id(dataset)] = dataset, Feed(dataset, self.device, dtype)
+        return self._feeds[id(dataset)][1]
+
+    def program(self, experiment: Experiment, dataset: Dataset) -> Program:
+        """The program of this experiment, shared with all that can share it."""
+        key = programs.key(experiment, dataset)
+        if key not in self._programs:
+            network = self._network(experiment, dataset)
+            self._programs[key] = Program(experiment, network, len(dataset.classes), self.captures)
+        return self._programs[key]
+
+    def run(self, tasks: list[Task]) -> list[Result]:
+        """Train all tasks; with fewer lanes if the memory does not suffice."""
+        return self._in_memory(lambda: self.lanes.run(tasks))
+
+    def prepare(self, tasks: list[Task]) -> None:
+        """Compile and capture what these tasks will need, before any clock runs."""
+        self._in_memory(lambda: self.lanes.prepare(tasks))
+
+    def release(self) -> None:
+        """Give the memory of all programs and data sets back; what was compiled stays."""
+        self._programs.clear()
+        self._feeds.clear()
+        self.lanes.release()
+
+    def _in_memory(self, work: Callable[[], Found]) -> Found:
+        while True:
+            try:
+                return work()
+            except torch.cuda.OutOfMemoryError:
+                if not self.lanes.fewer():
+                    raise
+
+    def _network(self, experiment: Experiment, dataset: Dataset) -> Network:
+        norm = methods.make(experiment).norm
+        key = json.dumps([experiment.model, norm, dataset.shape, len(dataset.classes)])
+        if key not in self._networks:
+            self._networks[key] = programs.make_network(
+                experiment, dataset, self.device, self.precision, bool(self.compiles)
+            )
+        return self._networks[key]
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device: cuda was given but no CUDA device is available; use auto or cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if torch.cuda.get_device_capability()[0] < 8:
+        warnings.warn("this GPU has no fast bf16: consider engine.precision=fp32", FeddureWarning, stacklevel=3)
+    return torch.device("cuda")

@@ -1,0 +1,289 @@
+"""Lanes: places where clients train side by side.
+
+A lane holds the static tensors of one client in training. On CUDA it has its own stream and, for each shape of
+batch, its own captured graph of one local step. The tasks of a round (of one federation or of many) are
+dealt out longest first; a lane that has finished a client writes what it uploads to that client's own slot and takes
+its next task in place. Nothing waits for anything else until the round is over. On a CPU the lanes take turns, which
+changes nothing but the order of the work.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from feddure.data.batches import Batch
+from feddure.errors import FeddureError, FeddureWarning
+from feddure.methods.base import Client, State
+from feddure.methods.validation import check_memory
+from feddure.simulation.program import Program
+
+AUTO_LANES = 20
+"""Lanes on a GPU when nobody says: more than this gained nothing (docs/performance.md)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's local training of one round."""
+
+    program: Program
+    client: int
+    steps: int
+    batches: Batch
+    received: Mapping[str, Tensor]
+    key: tuple[int, ...]  # seed, round, client: what random decisions of this task depend on
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task left: the upload, what the client remembers, and its steps' records, [steps, ...] each."""
+
+    upload: State
+    memory: State
+    records: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a lane worked on a client, in seconds since the round began."""
+
+    lane: int
+    client: int
+    steps: int
+    start: float
+    end: float
+
+
+class Stopped(Exception):
+    """Somebody asked to stop between two steps; the round that was under way is lost, nothing else."""
+
+
+class Lane:
+    """One place to train; works on one task at a time."""
+
+    def __init__(self, number: int, program: Program, stream: torch.cuda.Stream | None):
+        self.number = number
+        self.program = program
+        self.stream = stream
+        self.client = Client(program.network, program.experiment, program.proximal, program.classes)
+        program.method.allocate(self.client)
+        check_memory(program.method, self.client, program.experiment.method)
+        self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
+
+    def follow(self) -> None:
+        """What the main stream was told so far comes first: the lane's own tensors, the task's images and model."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def begin(self, task: Task) -> None:
+        """Take a task: receive the global model in place and reset the optimiser."""
+        self._task = task
+        self._records: list[dict[str, Tensor]] = []
+        self._graph = self._capture(task.batches.step(0)) if self.program.captures else None
+        with self._on_stream():
+            self.client.receive(task.received, task.key)
+            for value in self.client.state.values():  # nothing of the lane's last client, or of the capture, stays
+                value.zero_()
+            for optimizer in self.client.optimizers.values():
+                optimizer.reset()
+            for name, value in task.memory.items():
+                self.client.state[name].copy_(value)
+            self.program.method.start_round(self.client, _with_memory(task))
+
+    def step(self, index: int) -> None:
+        """The task's next local step."""
+        batch = self._task.batches.step(index)
+        with self._on_stream():
+            if self._graph is not None:
+                self._records.append(self._graph.replay(batch))
+            else:
+                record = self.program.step(self.client, batch)
+                self._records.append({name: value.detach().clone() for name, value in record.items()})
+
+    def finish(self) -> Result:
+        """Copy what the client sends and remembers to slots of its own."""
+        with self._on_stream():
+            upload = {name: value.clone() for name, value in self.program.method.upload(self.client).items()}
+            memory = {name: self.client.state[name].clone() for name in self.program.method.memory}
+            records = {name: torch.stack([r[name] for r in self._records]) for name in self._records[0]}
+        del self._task, self._records
+        return Result(upload, memory, records)
+
+    def prepare(self, batch: Batch) -> None:
+        """Capture what this shape of batch needs before any clock runs."""
+        if self.program.captures:
+            self._capture(batch)
+
+    def _on_stream(self):
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    def _capture(self, batch: Batch) -> "_StepGraph | None":
+        shapes = tuple(tensor.shape for tensor in batch.tensors())
+        if shapes not in self._graphs:
+            try:
+                self._graphs[shapes] = _StepGraph(self, batch)
+            except (torch.cuda.OutOfMemoryError, FeddureError):
+                raise
+            except Exception as error:
+                self.program.give_up_capturing(error)
+                return None
+        return self._graphs[shapes]
+
+
+class _StepGraph:
+    """One local step as a CUDA graph with static inputs."""
+
+    def __init__(self, lane: Lane, batch: Batch):
+        self._inputs = Batch(*(tensor.clone(memory_format=torch.preserve_format) for tensor in batch.tensors()))
+        program, client = lane.program, lane.client
+        assert lane.stream is not None
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(lane.stream):
+            for _ in range(3):  # compile, autotune and allocate outside the capture; a task resets the state after
+                program.attempt(lambda: program.step(client, self._inputs))
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=lane.stream):
+            record = program.step(client, self._inputs)
+            self._names = [(name, value.shape, value.numel()) for name, value in record.items()]
+            values = [value.detach().reshape(-1).to(torch.float32) for value in record.values()]
+            self._record = torch.cat(values) if values else None
+        torch.cuda.synchronize()
+
+    def replay(self, batch: Batch) -> dict[str, Tensor]:
+        pairs = zip(self._inputs.tensors(), batch.tensors(), strict=True)
+        filled = [(mine, given) for mine, given in pairs if len(mine)]
+        torch._foreach_copy_([mine for mine, _ in filled], [given for _, given in filled])
+        self._graph.replay()
+        if self._record is None:
+            return {}
+        values = self._record.clone().split([size for _, _, size in self._names])
+        return {name: v.view(shape) for (name, shape, _), v in zip(self._names, values, strict=True)}
+
+
+class Lanes:
+    """All lanes of an engine, by program, on a fixed number of streams."""
+
+    def __init__(self, device: torch.device, wanted: int | str):
+        self.device = device
+        self.limit = (AUTO_LANES if device.type == "cuda" else 1) if wanted == "auto" else int(wanted)
+        self._streams: list[torch.cuda.Stream | None] = []
+        self._lanes: dict[int, list[Lane]] = {}
+        self.timeline: list[Span] | None = None
+        self.stop: Callable[[], bool] = lambda: False
+
+    def run(self, tasks: list[Task]) -> list[Result]:
+        """Train all of them; results in the order of the tasks."""
+        queues = self._deal(tasks)
+        began = time.perf_counter()
+        clock = _Clock(self.device) if self.timeline is not None else None
+        results: list[Result | None] = [None] * len(tasks)
+        workers = [self._work(number, queue, tasks, results, clock) for number, queue in enumerate(queues)]
+        while workers:  # each lane in turn issues one step; on CUDA the issuing runs far ahead of the work
+            if self.stop():
+                raise Stopped
+            workers = [worker for worker in workers if next(worker, None) is not None]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if clock is not None and self.timeline is not None:
+            self.timeline += clock.spans(began)
+        return results  # type: ignore[return-value]
+
+    def prepare(self, tasks: list[Task]) -> None:
+        """Build the lanes and capture the graphs that these tasks will need."""
+        for number, queue in enumerate(self._deal(tasks)):
+            for index in queue:
+                self._lane(number, tasks[index].program).prepare(tasks[index].batches.step(0))
+
+    def _work(
+        self, number: int, queue: list[int], tasks: list[Task], results: list[Result | None], clock
+    ) -> Iterator[bool]:
+        for index in queue:
+            task = tasks[index]
+            lane = self._lane(number, task.program)
+            lane.follow()
+            if clock:
+                clock.start(lane, task)
+            lane.begin(task)
+            for step in range(task.steps):
+                lane.step(step)
+                yield True
+            results[index] = lane.finish()
+            if clock:
+                clock.stop(lane)
+
+    def _deal(self, tasks: list[Task]) -> list[list[int]]:
+        """Longest task first, each to the lane with the least work so far."""
+        count = min(self.limit, len(tasks))
+        queues: list[list[int]] = [[] for _ in range(count)]
+        load = [0.0] * count
+        for index in sorted(range(len(tasks)), key=lambda i: -tasks[i].steps * tasks[i].program.cost(tasks[i].batches)):
+            lane = load.index(min(load))
+            queues[lane].append(index)
+            load[lane] += tasks[index].steps * tasks[index].program.cost(tasks[index].batches)
+        return queues
+
+    def _lane(self, number: int, program: Program) -> Lane:
+        lanes = self._lanes.setdefault(id(program), [])
+        while len(lanes) <= number:
+            if len(self._streams) <= len(lanes):
+                self._streams.append(torch.cuda.Stream() if self.device.type == "cuda" else None)
+            lanes.append(Lane(len(lanes), program, self._streams[len(lanes)]))
+        return lanes[number]
+
+    def release(self) -> None:
+        """Give the lanes' memory back; they are built anew when needed."""
+        self._lanes.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def fewer(self) -> bool:
+        """After running out of memory: half the lanes, all built anew. False when there is only one."""
+        if self.limit <= 1:
+            return False
+        self.limit = max(1, self.limit // 2)
+        self.release()
+        warnings.warn(f"out of GPU memory: going on with {self.limit} lanes", FeddureWarning, stacklevel=3)
+        return True
+
+
+class _Clock:
+    """Start and end of each task on its lane: events on CUDA, wall time on a CPU."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._origin = self._now(None)
+        self._open: dict[int, tuple[Task, object]] = {}
+        self._marks: list[tuple[int, Task, object, object]] = []
+
+    def start(self, lane: Lane, task: Task) -> None:
+        self._open[lane.number] = (task, self._now(lane))
+
+    def stop(self, lane: Lane) -> None:
+        task, started = self._open.pop(lane.number)
+        self._marks.append((lane.number, task, started, self._now(lane)))
+
+    def spans(self, began: float) -> list[Span]:
+        return [
+            Span(lane, task.client, task.steps, self._seconds(start), self._seconds(end))
+            for lane, task, start, end in self._marks
+        ]
+
+    def _now(self, lane: Lane | None):
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(lane.stream if lane is not None else torch.cuda.current_stream())
+        return event
+
+    def _seconds(self, mark) -> float:
+        return self._origin.elapsed_time(mark) / 1000 if self._cuda else mark - self._origin
+
+
+def _with_memory(task: Task) -> dict[str, Tensor]:
+    return {**task.received, **task.memory}

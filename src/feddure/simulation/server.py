@@ -1,0 +1,279 @@
+"""What a server knows and does: it draws clients, says what each is to do, and makes the next model of their answers.
+
+The simulator's federation and the Flower app share this class, so that the mathematics exists once. A server knows
+how many images a client has, never the images. Its optimisers are those of Reddi et al. (2021); the averaged global
+model is Polyak's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddure import methods
+from feddure import rng as draws
+from feddure.config import Experiment
+from feddure.config import Server as Options
+from feddure.data.batches import Order
+from feddure.data.dataset import Dataset
+from feddure.data.geometry import PADDING
+from feddure.errors import ConfigError, DataError
+from feddure.methods.base import Method, State
+from feddure.methods.validation import check_state
+from feddure.simulation.engine import Engine
+from feddure.simulation.evaluate import evaluate
+from feddure.simulation.program import new_module
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How many images a client has."""
+
+    labelled: int
+    unlabelled: int
+
+    @property
+    def total(self) -> int:
+        return self.labelled + self.unlabelled
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a client is told to do in a round, beside the model that it receives."""
+
+    client: int
+    round: int
+    seed: int
+    steps: int
+    unlabelled_batch: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client received and sent in a round; `problem` says why there is nothing to use."""
+
+    client: int
+    steps: int
+    received: Mapping[str, Tensor]
+    upload: State
+    problem: str = ""
+
+
+class Server:
+    """One experiment between rounds, as its server sees it.
+
+    `dataset` says how images look and what classes there are, and holds the test images, if any; its training images,
+    if any, are not looked at. `data_identity` is a hash of what the clients train on or under.
+    """
+
+    def __init__(
+        self, experiment: Experiment, dataset: Dataset, holdings: Sequence[Holding], engine: Engine, data_identity: str
+    ):
+        self.experiment = experiment
+        self.dataset = dataset
+        self.holdings = list(holdings)
+        self.engine = engine
+        self.data_identity = data_identity
+        _expect_squares(dataset)
+        self.program = engine.program(experiment, dataset)
+        self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
+        self.round = 0
+        self.method.prepare(self.program.network, dataset.shape)
+        theta, statistics = self.program.network.take(new_module(experiment, dataset))
+        state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
+        self.state = check_state(state, experiment.method, "start")
+        self.moments: dict[str, Tensor] = {}
+        self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
+        self.memories: dict[int, dict[str, Tensor]] = {}
+        self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.holdings)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.holdings)
+
+    # --- one round -----------------------------------------------------------------------------------
+    def sample(self, round_number: int) -> list[int]:
+        """The clients of a round, in drawing order; clients without any image are never drawn."""
+        able = [client for client, holding in enumerate(self.holdings) if holding.total]
+        size = min(self.experiment.clients_per_round, len(able))
+        return [able[i] for i in draws.sample(len(able), size, self.experiment.seed, "sample", round_number)]
+
+    def assignments(self) -> list[Assignment]:
+        """The next round's work, in drawing order.
+
+        A client without anything that the method learns from would only return the model it received.
+        """
+        number = self.round + 1
+        return [
+            Assignment(client, number, self.experiment.seed, self._steps(client), self.unlabelled_batch)
+            for client in self.sample(number)
+            if self._can_learn(client)
+        ]
+
+    def broadcast(self, assignment: Assignment) -> State:
+        """What the server sends to a client at the start of its round."""
+        return self.method.broadcast(self.state, assignment.client, assignment.round)
+
+    def conclude(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
+        """Make the next global model of a round's answers; returns its record and why clients were left out."""
+        self.round += 1
+        problems = {answer.client: problem for answer in answers if (problem := answer.problem or _problem(answer))}
+        communication = self._communication(answers)
+        used = [answer for answer in answers if answer.client not in problems]
+        found = self._aggregate(used)
+        if found is None:  # finite updates whose sum, say, is not: whoever does this alone is left out
+            guilty = {answer.client for answer in used if self._aggregate([answer]) is None}
+            found = self._aggregate([answer for answer in used if answer.client not in guilty])
+            if found is None:
+                guilty, found = {answer.client for answer in used}, (self.state, self.moments)
+            problems |= dict.fromkeys(sorted(guilty), "the update makes the model not finite")
+        self.state, self.moments = found
+        if self.experiment.server.ema is not None:
+            model = self.method.global_model(self.state)
+            decay = self.experiment.server.ema
+            self.averaged = [average(decay, a, c) for a, c in zip(self.averaged, model, strict=True)]
+        record = {
+            "round": self.round,
+            "clients": [answer.client for answer in answers],
+            "steps": [answer.steps for answer in answers],
+            "left_out": sorted(problems),
+            "communication": communication,
+        }
+        return record, problems
+
+    # --- the global model ----------------------------------------------------------------------------
+    def due(self) -> bool:
+        """Whether this round ends with an evaluation."""
+        return self.round % self.experiment.evaluate_every == 0 or self.round == self.experiment.rounds
+
+    def test(self) -> dict:
+        """The global model on the test set, and its average where there is one."""
+        found = {"test": self._evaluate(*self.method.global_model(self.state))}
+        if self.experiment.server.ema is not None:
+            found["test_ema"] = self._evaluate(*self.averaged)
+        return found
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The global model's state by name."""
+        return self.program.network.state_dict(*self.as_evaluated(*self.method.global_model(self.state)))
+
+    def as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """A model as it is evaluated and exported."""
+        return theta, statistics
+
+    # --- details -------------------------------------------------------------------------------------
+    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict:
+        network, feed = self.program.network, self.engine.feed(self.dataset)
+        model = self.as_evaluated(theta, statistics)
+        return self.program.attempt(lambda: evaluate(network, *model, feed, len(self.dataset.classes)))
+
+    def _steps(self, client: int) -> int:
+        holding = self.holdings[client]
+        steps = self.method.steps(holding.labelled, holding.unlabelled, self.unlabelled_batch)
+        if steps < 1:
+            raise ConfigError(f"method '{self.experiment.method}': {steps} local steps, expected 1 or more")
+        return steps
+
+    def _can_learn(self, client: int) -> bool:
+        holding, needs = self.holdings[client], self.method.needs
+        return bool(holding.total if needs.every_label or needs.unlabelled else holding.labelled)
+
+    def _aggregate(self, used: Sequence[Answer]) -> tuple[State, State] | None:
+        """The next state and moments from these answers; None where they would not be finite."""
+        if not used:
+            return self.state, self.moments
+        weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
+        made = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
+        state = check_state(made, self.experiment.method, "aggregate")
+        before = self.state["theta"]
+        state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
+        new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
+        return (state, moments) if _all_finite([*new, *moments.values()]) else None
+
+    def _communication(self, answers: Sequence[Answer]) -> dict[str, int]:
+        """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
+        found = {"down": 0, "up": 0}
+        for answer in answers:
+            bytes_of = {"down": _bytes(answer.received), "up": _bytes(answer.upload)}
+            if not answer.problem:
+                sparse = self.method.sparse_bytes(self.state, answer.client, answer.received, answer.upload)
+                bytes_of |= {f"{way}_sparse": size for way, size in sparse.items()}
+            for name, size in bytes_of.items():
+                found[name] = found.get(name, 0) + size
+        return found
+
+    def _weight(self, client: int) -> float:
+        holding = self.holdings[client]
+        if self.experiment.server.weight == "uniform":
+            return 1.0
+        if self.experiment.server.weight == "labelled":
+            return float(max(holding.labelled, 1))
+        return float(holding.total)
+
+
+def make_order(
+    experiment: Experiment, method: Method, assignment: Assignment, labelled: np.ndarray, unlabelled: np.ndarray
+) -> Order:
+    """What a client with these images trains on in a round."""
+    return Order(
+        client=assignment.client,
+        labelled=labelled,
+        unlabelled=unlabelled,
+        steps=assignment.steps,
+        labelled_batch=experiment.labelled_batch,
+        unlabelled_batch=assignment.unlabelled_batch,
+        needs=method.needs,
+        cutout=experiment.labelled_cutout,
+    )
+
+
+def resolve_unlabelled_batch(experiment: Experiment, holdings: Sequence[Holding]) -> int:
+    """Unlabelled images in a step; where nobody says, a fifth of the mean client's."""
+    wanted = experiment.unlabelled_batch
+    if wanted != "auto":
+        return wanted
+    return max(1, round(sum(holding.unlabelled for holding in holdings) / len(holdings) / 5))
+
+
+def optimise(options: Options, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+    """The next global parameters from the old ones and the clients' mean; `state` holds the moments."""
+    if options.optimizer == "mean":
+        return mean, state
+    change = mean - before
+    first = options.beta1 * state.get("momentum", torch.zeros_like(before))
+    if options.optimizer == "momentum":
+        first = first + change
+        return before + options.learning_rate * first, {"momentum": first}
+    first = first + (1 - options.beta1) * change
+    second = options.beta2 * state.get("square", torch.zeros_like(before)) + (1 - options.beta2) * change * change
+    after = before + options.learning_rate * first / (second.sqrt() + options.epsilon)
+    return after, {"momentum": first, "square": second}
+
+
+def average(decay: float, averaged: Tensor, current: Tensor) -> Tensor:
+    """Exponential average of the global model over rounds."""
+    return decay * averaged + (1 - decay) * current
+
+
+def _expect_squares(dataset: Dataset) -> None:
+    height, width, _ = dataset.shape
+    if height != width or height <= PADDING:
+        raise DataError(
+            f"data set '{dataset.name}': images are {height} × {width} pixels, expected squares of "
+            f"{PADDING + 1} × {PADDING + 1} or more"
+        )
+
+
+def _problem(answer: Answer) -> str:
+    return "" if _all_finite(answer.upload.values()) else "the update is not finite"
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return 4 * sum(tensor.numel() for tensor in tensors.values())

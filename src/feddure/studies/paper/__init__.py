@@ -1,0 +1,1 @@
+"""The paper's tables, charts and claims, beside what was measured."""

@@ -1,0 +1,295 @@
+"""One message at a site: the simulator's result for the same task, and answers instead of accidents."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from PIL import Image
+
+import federated
+import tiny
+from feddure.flower.app import messages
+from feddure.flower.app.messages import ANSWER, TASK, Task
+from feddure.simulation.server import Assignment
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return federated.write_images(tmp_path)
+
+
+def train(nodes, node, federation, assignment=None, received=None, **changes):
+    """A site's reply to the message for one of the simulator's assignments."""
+    assignment = assignment or next(a for a in federation.assignments() if a.client == node - 11)
+    told = {"run_name": "run", "remembered_round": 0, "checkpointed_round": 0} | changes
+    content = messages.pack_state(received or federation.broadcast(assignment))
+    content[TASK] = Task(assignment, federation.experiment.to_yaml(), **told).pack()
+    (number,) = nodes.push_messages([Message(content, node, messages.TRAIN)])
+    (reply,) = nodes.pull_messages([number])
+    return reply
+
+
+def answer(reply):
+    return dict(reply.content.config_records[ANSWER])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml"])
+def test_a_site_trains_as_the_simulators_client_does(root, method):
+    federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
+    nodes = federated.grid(root)
+    tasks = federation.tasks()
+    for task, result in zip(tasks, federation.engine.run(tasks), strict=True):
+        reply = train(nodes, 11 + task.client, federation)
+        tiny.assert_equal(messages.unpack_state(reply.content, CPU), result.upload)
+        assert answer(reply)["train.loss"] == pytest.approx(result.records["loss"].mean().item(), rel=1e-12)
+
+
+def test_an_answer_holds_means_and_nothing_of_a_single_image(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    told = answer(train(federated.grid(root), 11, federation))
+    assert told.keys() == {
+        *("site", "client", "round", "pid", "seconds"),
+        *("train.loss", "train.loss_unlabelled", "train.d", "train.weight"),
+    }
+    assert all(isinstance(value, str | int | float) for value in told.values())
+
+
+def test_a_site_says_who_it_is(root):
+    (root / "images" / "clients" / "south" / "unlabelled" / "broken.png").write_bytes(b"no image")
+    nodes = federated.grid(root)
+    (number,) = nodes.push_messages([Message(RecordDict({TASK: ConfigRecord({"experiment": ""})}), 12, messages.QUERY)])
+    told = answer(nodes.pull_messages([number])[0])
+    assert (told["site"], told["client"], told["clients"]) == ("south", 1, 3)
+    assert (told["labelled"], told["unlabelled"], told["unreadable"]) == (26, 29, 1)
+    assert told["fingerprint"] == federated.DESCRIPTION.fingerprint()
+
+
+@pytest.mark.parametrize("gone", ["labelled", "unlabelled"])
+@pytest.mark.parametrize("method", ["feddure", "fedmatch", "fedavg-fixmatch"])
+def test_a_site_without_one_kind_of_images_trains(root, gone, method):
+    federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
+    shutil.rmtree(root / "images" / "clients" / "north" / gone)
+    reply = train(federated.grid(root), 11, federation)
+    assert "problem" not in answer(reply)
+    upload = messages.unpack_state(reply.content, CPU)
+    assert all(torch.isfinite(tensor).all() for tensor in upload.values())
+    assert any(not torch.equal(upload[name], federation.state[name]) for name in upload)
+
+
+def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
+    nodes = federated.grid(root)
+    told = answer(train(nodes, 11, federation, evaluate=True))
+    assert told["test.accuracy"] == federation.test()["test"]["accuracy"]
+    assert told["test.images"] == 24
+    assert "test.accuracy" not in answer(train(nodes, 11, federation))
+
+
+def only_a_broken_file(home):
+    shutil.rmtree(home)
+    (home / "unlabelled").mkdir(parents=True)
+    (home / "unlabelled" / "jane-doe.png").write_bytes(b"no image")
+
+
+WRONG = {
+    "class": (
+        lambda home: (home / "labelled" / "jane-doe").mkdir(),
+        "a class folder that the federation does not have",
+    ),
+    "part": (
+        lambda home: (home / "jane-doe").mkdir(),
+        "a folder of another name beside labelled, unlabelled, test",
+    ),
+    "file": (
+        lambda home: (home / "labelled" / "jane-doe.png").write_bytes(b"x"),
+        "a file in labelled/ that is in no class folder",
+    ),
+    "no image": (only_a_broken_file, "no readable image in labelled/ or unlabelled/"),
+    "no parts": (
+        lambda home: [shutil.rmtree(home / part) for part in ("labelled", "unlabelled")],
+        "its folder has neither labelled/ nor unlabelled/",
+    ),
+    "no folder": (shutil.rmtree, "its folder of images is not there"),
+    "a loop": (
+        lambda home: (home / "unlabelled" / "jane-doe").symlink_to(home),
+        "DataError at the site; its log has the details",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_goes_wrong_at_a_site_is_answered_without_paths_and_names(root, kind, capsys):
+    """The site's own log has them."""
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    spoil, public = WRONG[kind]
+    home = root / "images" / "clients" / "north"
+    spoil(home)
+    reply = train(federated.grid(root), 11, federation)
+    assert answer(reply) == {"problem": public, "site": "north"}
+    assert not reply.content.array_records
+    assert f"problem: {home}" in capsys.readouterr().out
+
+
+def test_a_round_that_no_site_could_carry_out_is_refused(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    nodes = federated.grid(root)
+    for assignment in (Assignment(0, 1, 0, 2, 2**36), Assignment(0, 1, 0, 2**40, 6), Assignment(0, 1, 0, 0, 6)):
+        told = answer(train(nodes, 11, federation, assignment))
+        assert "expected at most 65536 images in a step and 100000000 in a round" in told["problem"]
+
+
+@pytest.mark.parametrize("name", ["method", "model"])
+def test_a_server_cannot_make_a_site_import_a_module(root, name, tmp_path, monkeypatch):
+    (tmp_path / f"own_{name}.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    wanted = {"model": "cnn"} | {name: f"own_{name}:Class"}
+    text = federated.experiment(wanted, federated.SETTINGS.replace("model=cnn ", "")).to_yaml()
+    for allowed in (False, True):
+        nodes = federated.grid(root, modules=allowed)
+        content = messages.pack_state({"theta": torch.zeros(1)})
+        content[TASK] = Task(Assignment(0, 1, 0, 1, 6), text, "run", 0, 0).pack()
+        for kind in (messages.QUERY, messages.TRAIN):
+            (number,) = nodes.push_messages([Message(content, 11, kind)])
+            told = answer(nodes.pull_messages([number])[0])
+            assert (told.get("problem") == "own modules are not allowed at this site") == (not allowed)
+        assert (tmp_path / "imported").exists() == allowed
+
+
+def test_options_of_privacy_that_are_no_numbers_are_told_without_their_values(root):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    reply = train(federated.grid(root, **{"clipping-norm": "/home/jane-doe"}), 11, federation)
+    assert answer(reply) == {"problem": "the site's options of privacy are not numbers"}
+
+
+def test_an_unexpected_error_is_answered_without_its_details(root, capsys):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    reply = train(federated.grid(root), 11, federation, received={"theta": torch.zeros(3, dtype=torch.float64)})
+    assert answer(reply) == {"problem": "KeyError at the site; its log has the details", "site": "north"}
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_node_without_a_site_says_what_is_missing(root):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    nodes = federated.OneProcess({11: {"site": "north"}}, {"description": federated.DESCRIPTION.to_yaml()})
+    assert "the node's configuration has no 'data'" in answer(train(nodes, 11, federation))["problem"]
+
+
+def test_a_sites_own_description_comes_first(root, tmp_path):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update={"sites": ("east",)}).to_yaml())
+    nodes = federated.grid(root, description=str(own))
+    assert (
+        answer(train(nodes, 11, federation))["problem"] == "its description of the federation has no site of its name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"size": 16}, "size is 16 here, 12 there"),
+        ({"classes": ("b", "a", "c", "d")}, "classes is b, a, c, d here, a, b, c, d there"),
+        ({"sites": ("north", "south", "jane-doe")}, "federation (sites)"),
+    ],
+)
+def test_a_site_with_another_description_is_told_what_differs(root, tmp_path, capsys, changes, told):
+    """The server hears which fields; nobody hears the names of sites that the others do not know."""
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update=changes).to_yaml())
+    nodes = federated.grid(root, description=str(own))
+    problem = answer(train(nodes, 11, federation))["problem"]
+    assert problem == (
+        f"it goes by another description of the federation (in {next(iter(changes))}); "
+        "give it the server's federation.yaml"
+    )
+    said = capsys.readouterr().out
+    assert f"feddure: problem: refused: {own} differs from the server's description" in said
+    assert told in said
+    assert "jane-doe" not in said + problem
+    assert "ask the server's operator for the current bundle" in said
+
+
+def test_address_and_timeout_may_differ_at_a_site(root, tmp_path):
+    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
+    own = tmp_path / "federation.yaml"
+    own.write_text(federated.DESCRIPTION.model_copy(update={"timeout_seconds": 7.0}).to_yaml())
+    assert "problem" not in answer(train(federated.grid(root, description=str(own)), 11, federation))
+
+
+def test_a_site_reads_a_line_for_each_round(root, capsys):
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+    shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
+    reply = train(federated.grid(root), 11, federation, evaluate=True, left_out="round 0: no answer in time")
+    warning, line = [text for text in capsys.readouterr().out.splitlines() if text.startswith("feddure: ")]
+    assert warning == "feddure: warning: the server did not use this site's answer of round 0: no answer in time"
+    told, sent = answer(reply), messages.array_bytes(reply.content)
+    assert line.startswith(f"feddure: round 1/{federation.experiment.rounds}: loss {told['train.loss']:.3f}, received")
+    assert f"{100 * told['test.accuracy']:.1f} % on 24 own test images" in line
+    assert f"{sent / 1e3:.1f} kB to send" in line or f"{sent / 1e6:.1f} MB to send" in line
+
+
+def test_a_site_reads_what_the_server_was_told(root, capsys):
+    (root / "images" / "clients" / "south" / "unlabelled" / "broken.png").write_bytes(b"no image")
+    text = federated.experiment({"method": "feddure", "rounds": 7}).to_yaml()
+    content = RecordDict({TASK: ConfigRecord({"experiment": text})})
+    federated.grid(root).push_messages([Message(content, 12, messages.QUERY)])
+    assert (
+        "feddure: a run asks for this site: feddure, 7 rounds; the server was told of 26 labelled and 29 unlabelled "
+        "images (1 unreadable files are left out)\n"
+    ) in capsys.readouterr().out
+
+
+def test_a_reason_of_the_server_is_one_short_line(root, capsys):
+    forged = "x\nfeddure: round 1/2, accuracy 99.9 %\x1b[2J" + "y" * 5000
+    content = RecordDict({TASK: ConfigRecord({"experiment": "", "refused": forged})})
+    federated.grid(root).push_messages([Message(content, 12, messages.QUERY)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()
+    assert len(line) < 600
+
+
+def test_a_sites_12_bit_images_are_scaled_as_it_says(root):
+    home = root / "images" / "clients" / "south"
+    Image.fromarray(np.full((12, 12), 4095, np.uint16)).save(home / "unlabelled" / "deep.png")
+    for depth, unreadable in ((10, 1), (12, 0)):
+        nodes = federated.grid(root, depth=depth)
+        content = RecordDict({TASK: ConfigRecord({"experiment": ""})})
+        (number,) = nodes.push_messages([Message(content, 12, messages.QUERY)])
+        assert answer(nodes.pull_messages([number])[0])["unreadable"] == unreadable
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+def test_memory_is_kept_at_the_site_and_follows_what_the_server_used(root):
+    """The second round goes on from the first one's F-reg, or starts afresh where the server did not use it."""
+    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "clients_per_round": 3}
+    federation = federated.simulator(root, federated.experiment(changes))
+    nodes = federated.grid(root)
+    first = Assignment(0, 1, 0, 2, 6)
+    second = Assignment(0, 2, 0, 2, 6)
+    received = federation.broadcast(first)
+    train(nodes, 11, federation, first, received)
+    kept = weights(train(nodes, 11, federation, second, received, remembered_round=1))
+    fresh = weights(train(nodes, 11, federation, second, received, remembered_round=0))
+    assert kept != fresh
+
+    train(nodes, 11, federation, first, received)
+    again = weights(train(federated.grid(root), 11, federation, second, received, remembered_round=1))
+    assert again == kept
+
+
+def test_a_lost_memory_is_told(root):
+    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "clients_per_round": 3}
+    federation = federated.simulator(root, federated.experiment(changes))
+    told = answer(train(federated.grid(root), 11, federation, remembered_round=4))
+    assert told["memory"] == "the memory of round 4 is lost; the client started afresh"
+
+
+def weights(reply):
+    return json.dumps(messages.unpack_state(reply.content, CPU)["theta"].tolist())

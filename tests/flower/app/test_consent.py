@@ -1,0 +1,48 @@
+"""What a site allows, whoever asks."""
+
+import pytest
+
+import federated
+from feddure import methods
+from feddure.errors import ConfigError
+from feddure.flower.app.policy import check_consent, check_size, shares_parameters
+
+
+def asking(**changes):
+    return federated.experiment(changes, federated.SETTINGS.replace("model=cnn ", "")).to_yaml()
+
+
+@pytest.mark.parametrize("no", [False, "false", "no", 0])
+def test_declining_helpers_declines_fedmatch_alone(no):
+    for method in methods.METHODS:
+        if method == "fedmatch":
+            with pytest.raises(ConfigError, match="and helpers=false"):
+                check_consent({"helpers": no}, asking(method=method))
+        else:
+            check_consent({"helpers": no}, asking(method=method))
+
+
+@pytest.mark.parametrize("yes", [True, "true", "True"])
+def test_what_is_allowed_is_allowed(yes):
+    check_consent({"modules": yes, "helpers": yes}, asking(method="fedmatch", model="some.module:Network"))
+    check_consent({}, asking(method="fedmatch"))
+    check_consent({}, "")
+
+
+def test_modules_are_refused_unless_they_are_allowed():
+    for changes in ({"method": "a.b:C"}, {"model": "a.b:C"}):
+        for node in ({}, {"modules": False}, {"modules": "yes"}):
+            with pytest.raises(ConfigError, match="own modules are not allowed at this site; allow them"):
+                check_consent(node, asking(**changes))
+
+
+def test_only_fedmatch_shares_parameters():
+    assert [method for method in methods.METHODS if shares_parameters(method)] == ["fedmatch"]
+
+
+def test_rounds_of_any_usual_size_are_carried_out():
+    experiment = federated.experiment()
+    check_size(experiment, 1, 0)
+    check_size(experiment, 10_000, 4096)
+    with pytest.raises(ConfigError, match="asks for 100000 steps on 4101 images"):
+        check_size(experiment, 100_000, 4096)

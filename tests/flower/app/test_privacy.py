@@ -1,0 +1,123 @@
+"""Clipping and noise on a site's updates."""
+
+import pytest
+import torch
+
+import federated
+from feddure.errors import ConfigError
+from feddure.flower.app import messages
+from feddure.flower.app.messages import PARAMETERS, TASK
+from feddure.flower.app.privacy import Protection
+from feddure.tracking import records
+
+GROUP = federated.SETTINGS + " norm=group"
+
+
+@pytest.fixture
+def root(tmp_path):
+    return federated.write_images(tmp_path)
+
+
+def updates(root, settings=GROUP, node=None, **given):
+    """The norm of every site's update in the first round, and the statistics it sent."""
+    norms, statistics = [], []
+
+    def watch(message, reply):
+        if "parameters" in reply.content.array_records:
+            sent, got = (messages.unpack_state(m.content, torch.device("cpu")) for m in (reply, message))
+            names = [name for name in sent if name != "statistics"]
+            norms.append(torch.cat([sent[name] - got[name] for name in names]).norm().item())
+            statistics.append((sent["statistics"], got["statistics"]))
+        return reply
+
+    nodes = federated.grid(root, **(node or {}))
+    nodes.changes = dict.fromkeys(nodes.contexts, watch)
+    federated.federate(root, nodes, settings=settings, rounds=1, **given)
+    return norms, statistics
+
+
+def first_record(root):
+    return records.read(root / "run" / "metrics.jsonl")[0]
+
+
+def test_nothing_is_clipped_unless_asked(root):
+    norms, _ = updates(root)
+    assert min(norms) > 0.05
+
+
+@pytest.mark.parametrize("method", ["feddure", "fedmatch", "avg-f-reg"])
+def test_updates_are_clipped_and_statistics_are_not(root, method):
+    settings = federated.SETTINGS + " fedmatch.helper_every=1"
+    norms, statistics = updates(root, settings, method=method, clipping_norm=0.01)
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-6)
+    assert all(not torch.equal(sent, got) for sent, got in statistics)
+    assert first_record(root)["left_out"] == []
+
+
+def test_a_node_can_be_stricter_than_the_run_but_not_laxer(root):
+    norms, _ = updates(root, node={"clipping-norm": 0.001}, clipping_norm=0.01)
+    assert norms == pytest.approx([0.001, 0.001], rel=1e-6)
+
+
+def test_a_laxer_node_changes_nothing(root):
+    norms, _ = updates(root, node={"clipping-norm": 10.0}, clipping_norm=0.01)
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-6)
+
+
+def test_noise_is_that_of_the_gaussian_mechanism_and_losses_are_withheld(root):
+    norms, _ = updates(root, clipping_norm=0.01, dp_epsilon=1.0)
+    values = first_record(root)["communication"]["up"] / 4 / 2
+    deviation = 2 * 0.01 * (2 * torch.tensor(1.25 / 1e-5).log()).sqrt().item()
+    assert norms == pytest.approx([deviation * values**0.5] * 2, rel=0.05)
+    assert first_record(root)["train"] == {}
+    assert first_record(root)["left_out"] == []
+
+
+def test_noise_differs_between_sites_and_runs(root):
+    one, _ = updates(root, clipping_norm=0.01, dp_epsilon=1.0)
+    assert one[0] != one[1]
+
+
+def test_privacy_refuses_batch_norm_statistics(root):
+    with pytest.raises(ConfigError, match="batch-norm statistics cannot be made private; add norm=group"):
+        updates(root, federated.SETTINGS, clipping_norm=0.01, dp_epsilon=1.0)
+
+
+def test_a_node_that_wants_privacy_sends_no_batch_norm_statistics(root):
+    norms, _ = updates(root, federated.SETTINGS, node={"clipping-norm": 0.01, "dp-epsilon": 1.0})
+    assert norms == []
+    problems = {site["problem"] for site in first_record(root)["federation"]["sites"]}
+    assert len(problems) == 1
+    assert "use a network without them (norm=group)" in problems.pop()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dp_epsilon": 0.5}, "without clipping-norm"),
+        ({"clipping_norm": 1.0, "dp_epsilon": 2.0}, "expected at most 1"),
+        ({"clipping_norm": 1.0, "dp_epsilon": 0.5, "dp_delta": 1.0}, "dp-delta: 1.0 was given"),
+    ],
+)
+def test_options_that_make_no_sense(root, given, expected):
+    with pytest.raises(ConfigError, match=expected):
+        updates(root, **given)
+
+
+def test_a_senseless_option_of_a_node_is_its_problem_alone(root):
+    norms, _ = updates(root, node={"dp-epsilon": 0.5})
+    assert norms == []
+    assert "without clipping-norm" in first_record(root)["federation"]["sites"][0]["problem"]
+
+
+def test_the_stricter_value_counts():
+    asked = {"clipping_norm": 1.0, "dp_epsilon": 0.0, "dp_delta": 1e-5}
+    assert Protection.of(asked, {"dp-epsilon": 0.5, "dp-delta": 1e-7}) == Protection(1.0, 0.5, 1e-7)
+    assert Protection.of(asked, {}) == Protection(1.0, 0.0, 1e-5)
+
+
+def test_the_task_carries_what_the_run_asks(root):
+    nodes = federated.grid(root)
+    federated.federate(root, nodes, settings=GROUP, rounds=1, clipping_norm=0.5)
+    sent = [m for m in nodes.sent if PARAMETERS in m.content.array_records]
+    assert {m.content.config_records[TASK]["clipping_norm"] for m in sent} == {0.5}

@@ -1,0 +1,225 @@
+"""A site's folder: what is taken, what is refused, what is left out, and what is kept in the cache."""
+
+import shutil
+import unicodedata
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import federated
+from feddure.data.dataset import UNKNOWN
+from feddure.data.sources import validation
+from feddure.errors import DataError
+from feddure.flower.app import site_data
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return federated.write_images(tmp_path) / "images" / "clients" / "north"
+
+
+def load(folder, cache=None):
+    return site_data.load(folder, federated.DESCRIPTION, cache)
+
+
+def test_images_come_in_the_simulators_order(tmp_path):
+    root = federated.write_images(tmp_path)
+    simulated = federated.simulator(root, federated.experiment())
+    for client, site in enumerate(federated.SITES):
+        found = load(root / "images" / "clients" / site)
+        for kind in ("labelled", "unlabelled"):
+            own, theirs = getattr(found, kind), getattr(simulated.partition, kind)[client]
+            assert np.array_equal(found.dataset.images[own], simulated.dataset.images[theirs])
+            assert np.array_equal(found.dataset.labels[own], simulated.dataset.labels[theirs])
+
+
+def test_counts_name_every_class_of_the_description(folder):
+    shutil.rmtree(folder / "labelled" / "b")
+    found = load(folder).counts()
+    assert list(found) == list(federated.CLASSES)
+    assert found["b"] == 0
+    assert found["a"] == len(list((folder / "labelled" / "a").iterdir()))
+
+
+def test_class_numbers_are_the_descriptions_not_the_alphabets(folder):
+    other = federated.DESCRIPTION.model_copy(update={"classes": ("d", "c", "b", "a")})
+    found = site_data.load(folder, other)
+    expected = load(folder)
+    assert np.array_equal(found.dataset.labels[found.labelled], 3 - expected.dataset.labels[expected.labelled])
+
+
+def test_a_class_that_the_description_does_not_name_is_refused(folder):
+    (folder / "labelled" / "A").mkdir()
+    with pytest.raises(DataError, match=r"labelled/A: .* has no class 'A'; there are: a, b, c, d; did you mean 'a'\?"):
+        load(folder)
+
+
+def test_a_class_folder_made_on_a_mac_is_its_class(folder):
+    (folder / "labelled" / "a").rename(folder / "labelled" / unicodedata.normalize("NFD", "Läsion"))
+    umlaut = federated.DESCRIPTION.model_copy(update={"classes": ("Läsion", "b", "c", "d")})
+    assert site_data.load(folder, umlaut).counts()["Läsion"] > 0
+
+
+def test_a_misspelt_part_is_refused(folder):
+    (folder / "unlabeled").mkdir()
+    with pytest.raises(DataError, match=r"unlabeled: unknown folder; .*did you mean 'unlabelled'\?"):
+        load(folder)
+
+
+@pytest.mark.parametrize("gone", ["labelled", "unlabelled"])
+def test_a_site_may_lack_one_kind_of_images(folder, gone):
+    shutil.rmtree(folder / gone)
+    found = load(folder)
+    assert len(getattr(found, gone)) == 0
+    assert len(found.labelled) + len(found.unlabelled) == len(found.dataset.images) > 0
+
+
+def test_a_site_needs_an_image(folder):
+    shutil.rmtree(folder / "labelled")
+    shutil.rmtree(folder / "unlabelled")
+    with pytest.raises(DataError, match="neither labelled/ nor unlabelled/"):
+        load(folder)
+    (folder / "unlabelled").mkdir()
+    (folder / "unlabelled" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"no readable image .*unlabelled/broken.png: is not an image"):
+        load(folder)
+
+
+def test_an_unreadable_file_is_left_out_and_named(folder):
+    whole = load(folder)
+    (folder / "labelled" / "a" / "000.txt").write_text("no image")
+    (folder / "unlabelled" / "zzz.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    found = load(folder)
+    assert [file.file for file in found.unreadable] == ["labelled/a/000.txt", "unlabelled/zzz.png"]
+    assert "not an image" in found.unreadable[0].reason
+    assert np.array_equal(found.dataset.images, whole.dataset.images)
+    assert np.array_equal(found.dataset.labels, whole.dataset.labels)
+
+
+def test_own_test_images_are_no_training_images(folder):
+    shutil.move(folder / "labelled" / "c", folder / "test" / "c")
+    found = load(folder)
+    assert set(found.dataset.test_labels) == {2}
+    assert 2 not in found.dataset.labels
+    validation.check(found.dataset, "site")
+
+
+def test_unknown_classes_are_unknown(folder):
+    found = load(folder)
+    assert set(found.dataset.labels[found.unlabelled]) == {UNKNOWN}
+
+
+# --- the cache ---------------------------------------------------------------------------------------------
+def forget_decoding(monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(site_data, "decode_all", fail)
+    monkeypatch.setattr(site_data.image_files, "read", fail)
+
+
+def same(one, other):
+    return all(
+        np.array_equal(getattr(one.dataset, name), getattr(other.dataset, name))
+        for name in ("images", "labels", "test_images", "test_labels")
+    )
+
+
+def test_the_second_time_nothing_is_decoded(folder, tmp_path, monkeypatch):
+    (folder / "unlabelled" / "broken.png").write_bytes(b"no image")
+    first = load(folder, tmp_path / "cache")
+    forget_decoding(monkeypatch)
+    second = load(folder, tmp_path / "cache")
+    assert same(first, second)
+    assert second.unreadable == first.unreadable
+
+
+def test_a_changed_file_is_decoded_again_and_the_old_cache_goes(folder, tmp_path):
+    load(folder, tmp_path / "cache")
+    file = next((folder / "unlabelled").iterdir())
+    federated.write(file, np.full((16, 16, 1), 7, dtype=np.uint8))
+    found = load(folder, tmp_path / "cache")
+    assert (found.dataset.images[found.unlabelled] == 7).all(axis=(1, 2, 3)).any()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_another_description_has_another_cache(folder, tmp_path):
+    load(folder, tmp_path / "cache")
+    larger = federated.DESCRIPTION.model_copy(update={"size": 20})
+    assert site_data.load(folder, larger, tmp_path / "cache").dataset.shape == (20, 20, 1)
+
+
+def test_a_damaged_cache_is_made_again(folder, tmp_path):
+    first = load(folder, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert same(load(folder, tmp_path / "cache"), first)
+
+
+def test_two_sites_can_share_a_cache_folder(folder, tmp_path, monkeypatch):
+    south = folder.parent / "south"
+    expected = load(folder), load(south)
+    load(folder, tmp_path / "cache")
+    load(south, tmp_path / "cache")
+    forget_decoding(monkeypatch)
+    assert same(load(folder, tmp_path / "cache"), expected[0])
+    assert same(load(south, tmp_path / "cache"), expected[1])
+
+
+def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/cache: cannot be made"):
+        load(folder, tmp_path / "file" / "cache")
+
+
+# --- the server's test folder ------------------------------------------------------------------------------
+def test_the_servers_test_images(tmp_path):
+    root = federated.write_images(tmp_path)
+    (root / "images" / "test" / "a" / "broken.png").write_bytes(b"no image")
+    dataset, unreadable = site_data.load_tests(root / "images" / "test", federated.DESCRIPTION)
+    assert len(dataset.images) == 0
+    assert np.bincount(dataset.test_labels).tolist() == [6, 6, 6, 6]
+    assert [file.file for file in unreadable] == ["a/broken.png"]
+
+
+def test_an_empty_test_folder_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match="no readable image to test on"):
+        site_data.load_tests(tmp_path, federated.DESCRIPTION)
+
+
+def test_nobody_else_can_read_the_pixels(folder, tmp_path):
+    """Also where an earlier cache was open to all."""
+    cache = tmp_path / "state" / "cache"
+    load(folder, cache)
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.stat().st_mode & 0o777 for path in (cache, cache.parent)] == [0o700, 0o700]
+    cache.chmod(0o755)
+    load(folder, cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+# --- files of fewer bits --------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
+def test_greys_of_12_bits_become_white_and_have_a_cache_of_their_own(folder, tmp_path):
+    deep = np.full((12, 12), 4095, dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "unlabelled" / "deep.png")
+    brightest = [
+        load_deep(folder, tmp_path / "cache", depth).dataset.images.max(axis=(1, 2, 3)) for depth in (16, 12, 16)
+    ]
+    assert [(values == 255).sum() - (brightest[0] == 255).sum() for values in brightest] == [0, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
+def test_the_servers_test_images_may_have_fewer_bits(tmp_path):
+    root = federated.write_images(tmp_path)
+    Image.fromarray(np.full((12, 12), 4095, dtype=np.uint16)).save(root / "images" / "test" / "a" / "deep.png")
+    found = [site_data.load_tests(root / "images" / "test", federated.DESCRIPTION, depth=d)[0] for d in (12, 16)]
+    white = [(dataset.test_images.min(axis=(1, 2, 3)) == 255).sum() for dataset in found]
+    assert white == [1, 0]
+
+
+def load_deep(folder, cache, depth):
+    return site_data.load(folder, federated.DESCRIPTION, cache, depth=depth)

@@ -1,0 +1,61 @@
+"""A federation of two sites, made once, and a site's few images."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddure.flower.app.description import Description, ServerAddress
+from feddure.flower.deploy.init import initialise
+from feddure.flower.deploy.layout import ServerFolder
+
+
+@pytest.fixture(scope="session")
+def agreed() -> Description:
+    return Description(
+        name="trees",
+        classes=("ash", "elm"),
+        size=8,
+        channels=1,
+        mean=(0.5,),
+        std=(0.25,),
+        sites=("north", "south"),
+        server=ServerAddress(host="127.0.0.1", port=9092),
+    )
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, agreed: Description) -> ServerFolder:
+    """A federation to look at."""
+    return initialise(tmp_path_factory.mktemp("made") / "trees", agreed)
+
+
+@pytest.fixture
+def own(tmp_path: Path, made: ServerFolder) -> ServerFolder:
+    """A federation to change."""
+    return ServerFolder(shutil.copytree(made.root, tmp_path / "trees"))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three labelled ashes, one elm and four unlabelled images."""
+    root = tmp_path / "images"
+    for part, count in (("labelled/ash", 3), ("labelled/elm", 1), ("unlabelled", 4)):
+        (root / part).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(root / part / f"{number}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Signals as in a terminal: tests that run in the background, or under nohup, inherit some of them ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,165 @@
+"""Classes of image files: the numbers of training itself, from a folder of ordinary files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import feddure
+import folders
+import tiny
+from feddure import config, data
+from feddure.data.sources.folder import load as load_folder
+from feddure.errors import ConfigError, DataError
+from feddure.serving.predict import find_images
+from feddure.simulation import runs
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+COLOUR = tiny.dataset(size=80, tests=20, side=10, channels=3, mean=(0.2, 0.35, 0.6), std=(0.2, 0.25, 0.4))
+
+
+def save(pixels, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(path, **options)
+    return path
+
+
+def save_tests(images, folder, ending="png"):
+    """The test images as files, each in the folder of its class."""
+    for number, (pixels, label) in enumerate(zip(images.test_images, images.test_labels, strict=True)):
+        save(pixels, folder / str(label) / f"{number:04}.{ending}")
+    return folder
+
+
+def confusion(predictions, classes):
+    """As in metrics.jsonl; a file's folder says its class."""
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    for prediction in predictions:
+        counts[int(prediction.file.parent.name), classes.index(prediction.label)] += 1
+    return counts.tolist()
+
+
+def test_a_trained_model_has_the_accuracy_on_files_that_its_run_reports(tmp_path):
+    images = data.load("fashion-mini")
+    changes = {"method": "fedavg-matched", "rounds": 3, "evaluate_every": 3, "engine.device": "cpu"}
+    run = runs.execute(config.load("demo", changes=changes), images, tmp_path / "run", progress=False)
+    files = save_tests(images, tmp_path / "tests")
+    wanted = run.metrics[-1]["test"]
+    assert wanted["accuracy"] > 0.3
+    for source in (run.folder, *(feddure.export(run.folder, format=kind) for kind in ("onnx", "torchscript"))):
+        found = feddure.predict(source, files, batch=300)
+        assert len(found) == len(images.test_images)
+        assert confusion(found, images.classes) == wanted["confusion"]
+
+
+def test_colour_images(tmp_path):
+    run = folders.execute(tmp_path / "run", images=COLOUR, **{"optimizer.learning_rate": 0.01})
+    found = feddure.predict(run.folder, save_tests(COLOUR, tmp_path / "tests", "bmp"))
+    assert confusion(found, COLOUR.classes) == run.metrics[-1]["test"]["confusion"]
+
+
+def test_files_are_decoded_as_training_decodes_its_folders(tmp_path):
+    """Photographs of any size and kind: what the folder source makes of them is what the model sees."""
+    random = np.random.RandomState(0)
+    root = tmp_path / "data"
+    for part in ("labelled", "test"):
+        for kind in ("ant", "bee"):
+            wide, grey = (random.randint(0, 256, size=shape).astype(np.uint8) for shape in ((30, 50, 3), (21, 17, 1)))
+            save(wide, root / part / kind / "wide.jpg")
+            save(grey, root / part / kind / "deep" / "grey.png")
+            save(np.dstack([wide, wide[..., :1]]), root / part / kind / "transparent.png")
+    images = load_folder(f"{root}?size=12&channels=3")
+    small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
+    folder = folders.execute(tmp_path / "run", images=images, **small).folder
+    model = feddure.load_model(folder)
+    wanted = model(images.test_images)
+    found = feddure.predict(model, root / "test")
+    assert [prediction.file.name for prediction in found] == 2 * ["grey.png", "transparent.png", "wide.jpg"]
+    shares = [[dict(prediction.ranking)[name] for name in images.classes] for prediction in found]
+    assert np.allclose(shares, wanted, atol=1e-6)
+
+
+def test_the_depth_of_training_is_the_depth_of_prediction(tmp_path):
+    """12-bit values in 16-bit files: the run's data set says so, and its exported files know it."""
+    random = np.random.RandomState(0)
+    for kind in ("ant", "bee"):
+        for part in ("labelled", "test"):
+            values = random.randint(0, 4096, size=(12, 12, 1)).astype(np.uint16)
+            for number in range(2):
+                save(values, tmp_path / "data" / part / kind / f"{number}.png")
+    name = f"folder:{tmp_path / 'data'}?size=12&channels=1&depth=12"
+    images = data.load(name)
+    small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
+    folder = folders.execute(tmp_path / "run", images=images, dataset=name, **small).folder
+    for source in (folder, feddure.export(folder, format="onnx")):
+        model = feddure.load_model(source)
+        found = feddure.predict(model, tmp_path / "data" / "test")
+        shares = [[dict(prediction.ranking)[name] for name in images.classes] for prediction in found]
+        assert np.allclose(shares, model(images.test_images), atol=1e-6)
+
+
+def test_every_class_in_order_of_probability(tmp_path, trained):
+    (found,) = feddure.predict(trained, save(folders.IMAGES.test_images[0], tmp_path / "one.png"))
+    labels, shares = zip(*found.ranking, strict=True)
+    assert sorted(labels) == list("abcd")
+    assert list(shares) == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+    assert (found.label, found.probability) == found.ranking[0]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_batches_change_nothing_but_rounding(tmp_path, trained, batch):
+    files = save_tests(folders.IMAGES, tmp_path / "tests")
+    one, other = feddure.predict(trained, files, batch=batch), feddure.predict(trained, files, batch=7)
+    assert [p.file for p in one] == [p.file for p in other]
+    assert np.allclose([p.probability for p in one], [p.probability for p in other], atol=1e-6)
+
+
+def test_an_unreadable_file_is_named_and_the_others_go_on(tmp_path, trained):
+    good = save(folders.IMAGES.test_images[0], tmp_path / "photos" / "b.png")
+    (tmp_path / "photos" / "a.png").write_text("no picture")
+    (tmp_path / "photos" / "c.png").write_bytes(good.read_bytes()[:60])
+    bad, fine, cut = feddure.predict(trained, tmp_path / "photos", batch=2)
+    assert "not an image" in bad.problem
+    assert "damaged" in cut.problem
+    assert fine.problem is None
+    assert fine.label in "abcd"
+    assert (bad.label, bad.probability, bad.ranking) == (None, None, ())
+
+
+def test_files_and_folders_in_the_order_given(tmp_path):
+    for name in ("z.png", "photos/b.png", "photos/a/1.png", "photos/a/0.png", "photos/.hidden.png", "photos/Thumbs.db"):
+        save(folders.IMAGES.images[0], tmp_path / f"{name}.png").rename(tmp_path / name)
+    found = find_images([tmp_path / "z.png", tmp_path / "photos"])
+    names = [str(file.relative_to(tmp_path)) for file in found]
+    assert names == ["z.png", "photos/a/0.png", "photos/a/1.png", "photos/b.png"]
+
+
+def test_places_that_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"typo\.png: there is no such image or folder"):
+        find_images([tmp_path / "typo.png"])
+    with pytest.raises(DataError, match="empty: no image in it"):
+        find_images([tmp_path / "empty"])
+    with pytest.raises(DataError, match="no image"):
+        find_images([])
+    (tmp_path / "round").mkdir()
+    (tmp_path / "round" / "again").symlink_to(tmp_path / "round")
+    with pytest.raises(DataError, match="a link to a folder that it lies in"):
+        find_images([tmp_path / "round"])
+
+
+def test_a_batch_of_nothing_is_refused(tmp_path, trained):
+    with pytest.raises(ConfigError, match="batch: 0 was given"):
+        feddure.predict(trained, save(folders.IMAGES.images[0], tmp_path / "one.png"), batch=0)
+
+
+def test_a_link_to_a_missing_file_in_a_folder_is_a_problem_of_that_file(tmp_path, trained):
+    photos = tmp_path / "photos"
+    save(folders.IMAGES.images[0], photos / "a.png")
+    (photos / "b.png").symlink_to(Path("gone.png"))
+    fine, gone = feddure.predict(str(trained), [str(photos)])
+    assert fine.problem is None
+    assert gone.problem

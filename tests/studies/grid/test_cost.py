@@ -1,0 +1,87 @@
+"""Estimates: from cells of the same kind measured on the same hardware, and plainly from elsewhere else."""
+
+import dataclasses
+
+import pytest
+
+import synthetic
+from feddure import config, environment
+from feddure.studies.grid.cost import REFERENCE, estimate, reference_seconds
+from feddure.studies.grid.store import Cell
+
+CPU = {"gpu": None, "cpu": "abacus", "cores": 2}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """This machine; a test may change it."""
+    about = dict(CPU)
+    monkeypatch.setattr(environment, "describe", lambda: about)
+    return about
+
+
+def demo(**changes):
+    return Cell("mine", "demo", config.load("demo", changes=changes))
+
+
+def paper(**changes):
+    return Cell("mine", "aaai24", config.load("aaai24", changes=changes))
+
+
+def measured(cell, times, about=CPU):
+    """The cell, so many times slower than the reference."""
+    found = synthetic.measured(cell, 50.0)
+    return dataclasses.replace(found, seconds=times * reference_seconds(cell.experiment), environment=about)
+
+
+def test_cells_of_the_same_network_and_data_set_tell_the_speed():
+    cells = [demo(seed=1), demo(seed=2, rounds=60)]
+    found = estimate(cells, [measured(demo(), 7)])
+    assert found.seconds == pytest.approx(7 * sum(reference_seconds(cell.experiment) for cell in cells))
+    assert found.text.endswith("at the speed of the cells measured on this hardware")
+    assert found.warning is None
+
+
+def test_a_method_has_a_speed_of_its_own():
+    cells = [demo(seed=1), demo(seed=1, method="fedavg"), demo(method="fedavg-fixmatch")]
+    found = estimate(cells, [measured(demo(), 7), measured(demo(method="fedavg"), 3)])
+    one, two, three = (reference_seconds(cell.experiment) for cell in cells)
+    assert found.seconds == pytest.approx(7 * one + 3 * two + 5 * three)
+
+
+@pytest.mark.parametrize("other", [paper(), demo(model="resnet9"), demo(dataset="fashion-mnist")])
+def test_nothing_is_said_of_another_network_or_data_set(other):
+    found = estimate([other], [measured(demo(), 7)])
+    assert found.seconds == pytest.approx(reference_seconds(other.experiment))
+    assert found.text.endswith(" on one NVIDIA H200; not measured on this hardware")
+
+
+def test_other_hardware_tells_nothing():
+    found = estimate([demo(seed=1)], [measured(demo(), 7, {"gpu": "large", "cpu": "abacus", "cores": 2})])
+    assert (found.known, found.unknown) == (0, 1)
+
+
+def test_both_are_said_where_some_are_known():
+    text = estimate([demo(seed=1), demo(seed=2), paper()], [measured(demo(), 100)]).text
+    assert text.startswith(
+        "about 5:53 min for 2 at the speed of the cells measured on this hardware; the other 1 about"
+    )
+    assert text.endswith("on one NVIDIA H200; not measured on this hardware")
+
+
+def test_the_reference_knows_itself(here):
+    here["gpu"] = REFERENCE
+    assert estimate([paper()], []).text == "about 28 s on one NVIDIA H200"
+
+
+def test_resnet_without_a_gpu_is_warned_of(here):
+    assert "no GPU here: on a CPU expect up to days for each such cell" in estimate([demo(), paper()], []).warning
+    assert "expect up to hours" in estimate([paper(rounds=20)], []).warning
+    assert estimate([paper(rounds=1)], []).warning is None
+    assert estimate([paper(seed=1)], [measured(paper(), 3000)]).warning is None  # measured, so the time is known
+    here["gpu"] = "large"
+    assert estimate([paper()], []).warning is None
+
+
+def test_nothing_to_do_takes_no_time():
+    assert estimate([], []).seconds == 0
