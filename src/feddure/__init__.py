@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddure.data.sources import register as register_dataset
     from feddure.errors import FeddureError
     from feddure.methods import register as register_method
-    from feddure.methods.base import Client, Method, cross_entropy, mean, record
+    from feddure.methods.base import Client, Method, Options, cross_entropy, mean, record
     from feddure.nn import register as register_network
     from feddure.serving.export import export
     from feddure.serving.load import load_model
@@ -34,6 +34,7 @@ __all__ = [
     "FeddureError",
     "Method",
     "Needs",
+    "Options",
     "Run",
     "__version__",
     "cross_entropy",
@@ -58,6 +59,7 @@ _FOUND_IN = {
     "FeddureError": "errors",
     "Method": "methods.base",
     "Needs": "data.batches",
+    "Options": "methods.base",
     "Run": "api",
     "cross_entropy": "methods.base",
     "export": "serving.export",

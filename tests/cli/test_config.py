@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from feddure import config
+from feddure import experiments
 from feddure.cli import app
 from feddure.version import VERSION
 
@@ -20,7 +20,7 @@ def output(*arguments):
 
 def test_presets_are_listed():
     text = output("config")
-    for name in config.presets():
+    for name in experiments.presets():
         assert name in text
 
 
@@ -34,7 +34,7 @@ def test_fields_are_listed_with_their_meaning():
 def test_a_complete_configuration_that_can_be_used_again(tmp_path):
     text = output("config", "--preset", "aaai24", "--set", "partition.gamma=0.3")
     (tmp_path / "mine.yaml").write_text(text)
-    assert config.load(file=tmp_path / "mine.yaml") == config.load("aaai24", sets=["partition.gamma=0.3"])
+    assert experiments.load(file=tmp_path / "mine.yaml") == experiments.load("aaai24", sets=["partition.gamma=0.3"])
     again = output("config", "--config", str(tmp_path / "mine.yaml"))
     assert again == text
     assert yaml.safe_load(text)["partition"]["gamma"] == 0.3

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from feddure import experiments
 from feddure import nn as networks
 from feddure import rng as draws
 from feddure.config import Experiment
@@ -46,7 +47,7 @@ class Client:
     """One client in one round: σ and the running statistics are a module's own, ψ lies beside it."""
 
     def __init__(self, sigma: nn.Module, psi: Mapping[str, Tensor], helpers: Sequence[Named], experiment: Experiment):
-        self.options = experiment.fedmatch
+        self.options = experiments.options(experiment, "fedmatch")
         self.helpers = helpers
         self.sigma = copy.deepcopy(sigma).train()
         self.psi = {name: nn.Parameter(value.clone()) for name, value in psi.items()}
@@ -129,10 +130,10 @@ class Federation:
     def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, noise: Tensor):
         self.experiment, self.partition, self.noise = experiment, partition, noise
         self.feed = Feed(dataset, torch.device("cpu"), torch.float64)
-        norm = "none" if experiment.fedmatch.net == "original" else experiment.norm
+        norm = "none" if experiments.options(experiment, "fedmatch").net == "original" else experiment.norm
         shape = (dataset.shape[2], len(dataset.classes))
         self.sigma = networks.make(experiment.model, *shape, norm, experiment.seed).double()
-        self.psi = first_psi(self.sigma, experiment.fedmatch.psi_factor)
+        self.psi = first_psi(self.sigma, experiments.options(experiment, "fedmatch").psi_factor)
         self.psi_of: dict[int, Named] = {}
         self.embedding_of: dict[int, Tensor] = {}
         self.round = 0
@@ -165,7 +166,7 @@ class Federation:
 
     def helpers(self, client: int) -> list[int]:
         """Every tenth round, for clients seen before: those whose answers to the noise image are nearest."""
-        options = self.experiment.fedmatch
+        options = experiments.options(self.experiment, "fedmatch")
         others = [other for other in self.embedding_of if other != client]
         if self.round % options.helper_every or client not in self.embedding_of or len(others) < options.helpers:
             return []

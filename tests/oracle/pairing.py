@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from feddure import config
+from feddure import config, experiments
 from feddure import nn as networks
 from feddure.data import partition
 from feddure.data.dataset import Dataset
@@ -62,7 +62,7 @@ def experiment_of(method: str, **changes: Any) -> config.Experiment:
         "fixmatch.threshold": 0.45,
         "uda.threshold": 0.45,
     }
-    return config.load(
+    return experiments.load(
         "demo",
         changes={"optimizer.learning_rate": 5e-4, **small, **{k.replace("__", "."): v for k, v in changes.items()}},
     )
@@ -84,19 +84,19 @@ def federation_of(experiment: config.Experiment, dataset: Dataset | None = None)
 def settings_of(experiment: config.Experiment, proximal: float) -> Settings:
     """The experiment's constants in the twin's words."""
     method = experiment.method
-    of_loss = experiment.uda if method in UDAS else experiment.fixmatch
+    of_loss = experiments.options(experiment, "uda") if method in UDAS else experiments.options(experiment, "fixmatch")
     return Settings(
         learning_rate=experiment.optimizer.learning_rate,
         proximal=proximal,
-        threshold=of_loss.threshold if method not in FEDDURE else experiment.feddure.threshold,
+        threshold=of_loss.threshold if method not in FEDDURE else experiments.options(experiment, "feddure").threshold,
         weight=of_loss.weight,
-        temperature=experiment.uda.temperature,
-        h_gradient=experiment.feddure.h_gradient,
-        f_reg_input=experiment.feddure.f_reg_input,
-        d_clip=experiment.feddure.d_clip,
-        maml_order=experiment.feddure.maml_order,
-        reward=experiment.feddure.reward,
-        reward_on=experiment.feddure.reward_on,
+        temperature=experiments.options(experiment, "uda").temperature,
+        h_gradient=experiments.options(experiment, "feddure").h_gradient,
+        f_reg_input=experiments.options(experiment, "feddure").f_reg_input,
+        d_clip=experiments.options(experiment, "feddure").d_clip,
+        maml_order=experiments.options(experiment, "feddure").maml_order,
+        reward=experiments.options(experiment, "feddure").reward,
+        reward_on=experiments.options(experiment, "feddure").reward_on,
     )
 
 

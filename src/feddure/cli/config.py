@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from feddure import config
 from feddure.cli.options import ConfigFile, Preset, Sets
 
 
@@ -14,7 +14,9 @@ def show(
     preset: Preset = None,
     file: ConfigFile = None,
     sets: Sets = None,
-    fields: Annotated[bool, typer.Option("--fields", help="List every field with its default and meaning.")] = False,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="List every field with its default, its values and its meaning.")
+    ] = False,
 ) -> None:
     """Show presets, fields, or a complete configuration.
 
@@ -26,16 +28,18 @@ def show(
     feddure config --preset aaai24 --set partition.gamma=0.3 > mine.yaml
     ```
     """
+    from feddure import experiments
+
     console = Console(soft_wrap=False)
     if fields:
-        table = Table("field", "default", "meaning", title="Fields for --set and configuration files")
-        for row in config.fields():
-            table.add_row(*row)
-        console.print(table)
+        for row in experiments.fields():
+            values = f"  ({row.allowed})" if row.allowed else ""
+            console.print(f"[bold]{escape(row.key)}[/] = {escape(row.default)}[dim]{escape(values)}[/]", soft_wrap=True)
+            console.print(f"    {escape(row.meaning)}")
     elif preset is None and file is None and not sets:
         table = Table("preset", "what it is")
-        for name in config.presets():
-            table.add_row(name, config.about(name))
+        for name in experiments.presets():
+            table.add_row(name, experiments.about(name))
         console.print(table)
     else:
-        print(config.load(preset, file, sets=sets or ()).to_yaml(), end="")
+        print(experiments.to_yaml(experiments.load(preset, file, sets=sets or ())), end="")

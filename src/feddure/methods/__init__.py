@@ -4,7 +4,7 @@ from feddure import plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.methods.ablations import AvgCReg, AvgFReg, BaselineMAML, CReg, FReg
-from feddure.methods.base import Client, Method
+from feddure.methods.base import Client, Method, Options, OptionsClass
 from feddure.methods.fedavg import FedAvg, FedAvgMatched, FedAvgSL, FedProxSL
 from feddure.methods.feddure import FedDure
 from feddure.methods.fedmatch import FedMatch
@@ -20,17 +20,34 @@ _BUILT_IN: tuple[type[Method], ...] = (
 METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 
 
+def sections() -> dict[str, OptionsClass]:
+    """The sections of the configuration that known methods read, by name; `options` is for a user's own."""
+    found = {name: model for method in METHODS.values() for name, model in method.sections().items()}
+    found.pop("options", None)
+    return found
+
+
+def title(name: str) -> str:
+    """A method as tables and figures write it."""
+    found = METHODS.get(name)
+    return (found and found.title) or name
+
+
 def register(name: str, method: type[Method]) -> None:
     """Make `method: name` mean this class."""
-    METHODS[name] = method
+    METHODS[name] = _checked_class(method, name)
 
 
 def make(experiment: Experiment) -> Method:
     """The method an experiment names."""
     found = METHODS.get(experiment.method) or plugins.find(experiment.method, "method", METHODS, ConfigError)
+    return check_method(_checked_class(found, experiment.method)(experiment), experiment.method)
+
+
+def _checked_class(found: object, name: str) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"method: '{experiment.method}' is not a subclass of feddure.Method")
-    return check_method(found(experiment), experiment.method)
+        raise ConfigError(f"method: '{name}' is not a subclass of feddure.Method")
+    return found
 
 
-__all__ = ["METHODS", "Client", "Method", "make", "register"]
+__all__ = ["METHODS", "Client", "Method", "Options", "make", "register", "sections", "title"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddure.data.batches import Batch
-from feddure.methods.base import Client, State, cross_entropy, mean, record
+from feddure.methods.base import Client, OptionsClass, State, cross_entropy, mean, record
 from feddure.methods.feddure import FedDure, allocate_f_reg, labelled_loss, start_f_reg
 from feddure.methods.fixmatch import FedAvgFixMatch, confident
 from feddure.nn import regulator
@@ -23,6 +23,8 @@ class FReg(FedDure):
     """F-reg alone: no φ, no reward d."""
 
     name = "f-reg"
+    title = "F-reg"
+    passes = 2.2
 
     def allocate(self, client: Client) -> None:
         allocate_f_reg(client)
@@ -56,6 +58,8 @@ class AvgFReg(FReg):
     """F-reg as the mean of earlier rounds; the client trains a copy for upload only."""
 
     name = "avg-f-reg"
+    title = "Avg F-reg"
+    passes = 2.6
     owns_f_reg = False
 
     def allocate(self, client: Client) -> None:
@@ -87,6 +91,7 @@ class CReg(FedDure):
     """C-reg alone: a fixed threshold instead of F-reg's weights."""
 
     name = "c-reg"
+    title = "C-reg"
     owns_f_reg = False
 
     def allocate(self, client: Client) -> None:
@@ -122,6 +127,8 @@ class AvgCReg(CReg):
     """Every step's C-reg starts at the mean of earlier rounds, with a fresh optimiser; a copy trains on for upload."""
 
     name = "avg-c-reg"
+    title = "Avg C-reg"
+    passes = 3.5
 
     def allocate(self, client: Client) -> None:
         super().allocate(client)
@@ -176,9 +183,15 @@ class BaselineMAML(FedAvgFixMatch):
     """
 
     name = "baseline+maml"
+    title = "Baseline+MAML"
+    passes = 2.6
+
+    @classmethod
+    def sections(cls) -> dict[str, OptionsClass]:
+        return super().sections() | FedDure.sections()
 
     def step(self, client: Client, batch: Batch) -> State:
-        options = self.experiment.fixmatch
+        options = self.options
         labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
         pseudo, mask = confident(weak, options.threshold)
         losses = cross_entropy(strong, pseudo)
@@ -198,7 +211,7 @@ class BaselineMAML(FedAvgFixMatch):
         virtual = network.moved(client.theta, network.gradient(loss, before), eta)
         ahead = mean(cross_entropy(network.probe(virtual, batch.labelled), batch.labels))
         v = network.leaf_gradients(ahead, virtual)
-        if self.experiment.feddure.maml_order == 1:
+        if self.read_options(FedDure.section).maml_order == 1:
             return v
         z, along = network.tangent(before, v, batch.strong)
         change = ((z.softmax(1) - torch.nn.functional.one_hot(pseudo, z.shape[1])) * along).sum(1)

@@ -6,9 +6,11 @@ program: no `.item()`, no Python that depends on data.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from feddure.config import Experiment
@@ -19,6 +21,21 @@ from feddure.nn.flat import Pieces
 from feddure.nn.network import Network, Weights
 
 State = dict[str, Tensor]
+
+
+class Options(BaseModel):
+    """The options of a method: a field for each, with its default and `Field(..., description=...)`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FreeOptions(Options):
+    """Of a method that declares none: whatever stands in the section `options`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+OptionsClass = type[Options]
 
 
 def mean(values: Tensor) -> Tensor:
@@ -118,12 +135,32 @@ class Method:
     """An algorithm. Subclasses override what differs; everything has a default."""
 
     name = ""
+    title = ""  # as tables and figures write it; without one, the name
+    section = "options"  # of the configuration, where its options stand: `--set SECTION.FIELD=VALUE`
+    Options: OptionsClass = FreeOptions
     needs = Needs()
     proximal = 0.0
     memory: tuple[str, ...] = ()  # names in `client.state` that a client keeps between its rounds
+    passes = 1.0  # what a step costs, relative to one forward and backward pass of its images
+    relays_uploads = False  # whether the server hands what one client sent to other clients
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
+        self.options: Any = self.read_options(self.section)
+
+    @classmethod
+    def sections(cls) -> dict[str, OptionsClass]:
+        """The sections of the configuration that it reads, each with the model that checks it."""
+        return {cls.section: cls.Options}
+
+    def read_options(self, section: str) -> Any:
+        """The options in a section, complete and checked."""
+        given = getattr(self.experiment, section, None) or {}
+        try:
+            return self.sections()[section].model_validate(given)
+        except ValidationError as error:
+            said = ((".".join(map(str, (section, *found["loc"]))), found) for found in error.errors())
+            raise ConfigError("\n".join(f"{key}: {e['input']!r} was given, {e['msg']}" for key, e in said)) from None
 
     @property
     def norm(self) -> str:

@@ -13,6 +13,7 @@ class FedAvg(Method):
     """Cross entropy on labelled images."""
 
     name = "fedavg"
+    title = "FedAvg*"
 
     def steps(self, labelled: int, unlabelled: int, unlabelled_batch: int) -> int:
         return max(1, round(labelled / self.experiment.labelled_batch))
@@ -28,6 +29,7 @@ class FedAvgMatched(FedAvg):
     """Labels only, with the number of local steps of the methods that use unlabelled images."""
 
     name = "fedavg-matched"
+    title = "FedAvg*, matched steps"
     steps = Method.steps
 
 
@@ -35,6 +37,7 @@ class FedAvgSL(FedAvg):
     """Every training label used: one pass over all of the client's images."""
 
     name = "fedavg-sl"
+    title = "FedAvg-SL"
     needs = Needs(every_label=True)
 
     def steps(self, labelled: int, unlabelled: int, unlabelled_batch: int) -> int:
@@ -45,4 +48,5 @@ class FedProxSL(FedAvgSL):
     """The same with FedProx's pull towards the global model."""
 
     name = "fedprox-sl"
+    title = "FedProx-SL"
     proximal = 0.01

@@ -17,27 +17,55 @@ forward-mode pass), ∂L_s/∂w = −η ∂/∂w U̇, where U̇ is the derivativ
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
+from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
 from feddure.nn import regulator
 from feddure.nn.network import Weights
+
+
+class Options(base.Options):
+    """Switches of FedDure and its ablations."""
+
+    h_gradient: Literal["full", "detached"] = Field(
+        "full", description="Whether C-reg's gradient flows through the weights H, as Eq. 4 says."
+    )
+    f_reg_input: Literal["softmax", "logits"] = Field("softmax", description="What F-reg reads.")
+    f_reg_memory: Literal["none", "client"] = Field(
+        "none", description="F-reg is fresh each round, or kept per client between its rounds."
+    )
+    reward: Literal["fall", "rise"] = Field(
+        "fall",
+        description="d is how far C-reg's labelled loss falls in its step (Eq. 3), or rises, as in the released code.",
+    )
+    d_clip: float | None = Field(None, gt=0, description="Bound on the absolute value of C-reg's reward d.")
+    maml_order: Literal[1, 2] = Field(2, description="Order of the meta gradient of baseline+maml.")
+    threshold: float = Field(0.95, ge=0, le=1, description="Confidence threshold of the ablations that need one.")
+    reward_on: Literal["all", "confident"] = Field(
+        "all", description="Unlabelled images that d acts on in c-reg and avg-c-reg: all, or those above the threshold."
+    )
 
 
 class FedDure(Method):
     """Both regulators."""
 
     name = "feddure"
+    title = "FedDure"
+    section = "feddure"
+    Options = Options
+    passes = 2.6
     needs = Needs(weak=True, strong=True)
     owns_f_reg = True  # a client's F-reg is its own, not the server's
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
-        self.options = experiment.feddure
         self.eta = experiment.optimizer.learning_rate
         if self.options.f_reg_memory == "client" and self.owns_f_reg:
             self.memory = ("w",)

@@ -19,10 +19,12 @@ whatever `server.weight` says.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -30,6 +32,7 @@ from feddure import rng as draws
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
+from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record, weighted_mean
 from feddure.nn.flat import Pieces
 from feddure.nn.network import Network
@@ -38,17 +41,44 @@ CHANGED = 5e-5
 """A value of σ or ψ that differs by less from the copy at the other end need not be sent (the authors' threshold)."""
 
 
+class Options(base.Options):
+    """FedMatch's weights and the readings of its set-up."""
+
+    optimizer: Literal["original", "common"] = Field(
+        "original", description="SGD 1e-3 as released, or the Adam every other method here uses."
+    )
+    net: Literal["common", "original"] = Field(
+        "common", description="The experiment's network, or one without normalisation and biases."
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="SGD's learning rate under optimizer: original.")
+    threshold: float = Field(0.75, ge=0, le=1, description="Least confidence of an unlabelled image that counts.")
+    helpers: int = Field(2, ge=1, description="Number H of helper models a client receives.")
+    helper_every: int = Field(
+        10, ge=1, description="Helpers are sent, and count, in rounds whose number is a multiple of this."
+    )
+    lambda_s: float = Field(10.0, ge=0, description="Weight of the supervised loss.")
+    lambda_i: float = Field(1e-2, ge=0, description="Weight of the inter-client consistency.")
+    lambda_a: float = Field(1e-2, ge=0, description="Weight of the agreement pseudo labels.")
+    lambda_1: float = Field(1e-4, ge=0, description="Weight of the L1 norm of ψ.")
+    lambda_2: float = Field(10.0, ge=0, description="Weight of the distance between σ and ψ.")
+    psi_factor: float = Field(0.2, description="ψ starts as this multiple of σ.")
+
+
 class FedMatch(Method):
     """σ learns from labels, ψ from the agreement with other clients' models."""
 
     name = "fedmatch"
+    title = "FedMatch"
+    section = "fedmatch"
+    Options = Options
+    passes = 1.6
+    relays_uploads = True
     needs = Needs(plain=True, strong=True)
     network: Network
     noise: Tensor
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
-        self.options = experiment.fedmatch
         if experiment.server.optimizer != "mean":
             raise ConfigError(
                 f"server.optimizer: '{experiment.server.optimizer}' was given, but method 'fedmatch' averages σ and ψ "

@@ -3,10 +3,19 @@
 L = CE(y, f(T_w(x))) + λ mean_i 1[max p_i ≥ τ] CE(ŷ_i, f(T_s(u_i))), with p_i = softmax f(T_w(u_i)) and ŷ_i its argmax.
 """
 
+from pydantic import Field
 from torch import Tensor
 
 from feddure.data.batches import Batch, Needs
+from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
+
+
+class Options(base.Options):
+    """FixMatch's confidence threshold and weight."""
+
+    threshold: float = Field(0.95, ge=0, le=1, description="Least confidence τ of a pseudo label that counts.")
+    weight: float = Field(1.0, ge=0, description="Weight λ of the unlabelled loss.")
 
 
 def confident(weak: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -19,15 +28,17 @@ class FedAvgFixMatch(Method):
     """FixMatch with FedAvg: the paper's baseline."""
 
     name = "fedavg-fixmatch"
+    title = "FedAvg-FixMatch"
+    section = "fixmatch"
+    Options = Options
     needs = Needs(weak=True, strong=True)
 
     def step(self, client: Client, batch: Batch) -> State:
-        options = self.experiment.fixmatch
         labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
-        pseudo, mask = confident(weak, options.threshold)
+        pseudo, mask = confident(weak, self.options.threshold)
         losses = cross_entropy(strong, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
-        client.descend(supervised + options.weight * mean(mask * losses))
+        client.descend(supervised + self.options.weight * mean(mask * losses))
         return record(supervised, losses, mask, pseudo)
 
 
@@ -35,4 +46,5 @@ class FedProxFixMatch(FedAvgFixMatch):
     """FixMatch with FedProx."""
 
     name = "fedprox-fixmatch"
+    title = "FedProx-FixMatch"
     proximal = 0.01
