@@ -8,6 +8,7 @@ import itertools
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,8 +140,8 @@ def compare(
         failed = _train(wanted, dataset, folder, resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
-            if not any(path.exists() for path in wanted):  # what cannot be run at all is no comparison
-                (folder / PLAN_FILE).unlink()
+            if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
+                _remove(folder)
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
@@ -189,8 +190,16 @@ def _train(
             if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
                 raise
             failed[method] = grid_failures.describe(error)
-            warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
+            if path.exists():  # what could not even begin is told at the end
+                warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
     return failed
+
+
+def _remove(folder: Path) -> None:
+    for name in (PLAN_FILE, runs.LOCK_FILE):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
