@@ -59,16 +59,6 @@ def test_a_resumed_run_replaces_the_rounds_it_runs_again(tmp_path):
     assert curve(tmp_path, "test/accuracy")[-1] == (5, 0.5)
 
 
-def test_only_its_own_federation_is_written(tmp_path):
-    mine, other = object(), object()
-    board = TensorBoard(tmp_path, mine)
-    board.round_done(other, record(1), 0.5)
-    assert list(tmp_path.iterdir()) == []
-    board.round_done(mine, record(1), 0.5)
-    board.close()
-    assert curve(tmp_path, "seconds") == [(1, 0.5)]
-
-
 def test_closing_without_a_round_leaves_no_file(tmp_path):
     TensorBoard(tmp_path).close()
     assert list(tmp_path.iterdir()) == []
