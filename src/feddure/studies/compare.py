@@ -186,7 +186,16 @@ def _train(
                 console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
             try:
                 observers = [console] if console else []
-                runs.execute(experiment, dataset, path, resume, False, observers, engine, resume_command)
+                runs.execute(
+                    experiment,
+                    dataset,
+                    path,
+                    resume,
+                    progress=False,
+                    observers=observers,
+                    engine=engine,
+                    resume_command=resume_command,
+                )
             except Exception as error:
                 if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
                     raise
