@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -83,17 +80,3 @@ def test_diagnostics_and_the_averaged_model_have_curves_of_their_own():
         "test_ema/accuracy": 0.4,
         "test_ema_per_class/0": 0.3,
     }
-
-
-def test_it_is_quiet_and_loads_nothing_before_it_is_used(tmp_path):
-    program = (
-        "import sys, pathlib\n"
-        "from feddure.tracking.tensorboard import TensorBoard\n"
-        "assert 'tensorboard' not in sys.modules\n"
-        "board = TensorBoard(pathlib.Path(sys.argv[1]))\n"
-        "board.round_done(None, {'round': 1, 'train': {'loss': 1.0}}, 0.1)\n"
-        "board.close()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
-    assert curve(tmp_path, "train/loss") == [(1, 1.0)]
