@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddure.serving.export import export
     from feddure.serving.load import load_model
     from feddure.serving.predict import predict
+    from feddure.tracking.observer import Observer
 
 __all__ = [
     "Batch",
@@ -35,6 +36,7 @@ __all__ = [
     "Method",
     "Needs",
     "Options",
+    "Observer",
     "Run",
     "__version__",
     "cross_entropy",
@@ -60,6 +62,7 @@ _FOUND_IN = {
     "Method": "methods.base",
     "Needs": "data.batches",
     "Options": "methods.base",
+    "Observer": "tracking.observer",
     "Run": "api",
     "cross_entropy": "methods.base",
     "export": "serving.export",

@@ -1,7 +1,5 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
-import itertools
-import re
 import shlex
 import time
 from pathlib import Path
@@ -63,16 +61,15 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import config, data
+    from feddure import api, config, data
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
-    from feddure.studies import compare_plan
     from feddure.studies.grid import failures as grid_failures
 
     _expect_no_run_options(sets or [])
-    present = compare_plan.read_plan(out) if resume and out is not None else None
+    present = study.read_plan(out) if resume and out is not None else None
     if resume and preset is None and file is None:
-        file = compare_plan.config_to_resume(out)
+        file = study.config_to_resume(out)
     changes: dict[str, Any] = {
         "dataset": dataset,
         "partition.setting": setting,
@@ -83,10 +80,9 @@ def compare(
     experiment = config.load(preset, file, changes, sets or ())
     named = names("--methods", methods) if methods is not None else config.methods(preset) if preset is not None else []
     chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
-    plan = compare_plan.make_plan(named, chosen, against, present)
-    folder = (
-        out if out is not None else _default_folder(preset or f"{experiment.dataset}-{experiment.partition.setting}")
-    )
+    plan = study.make_plan(named, chosen, against, present)
+    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
+    folder = out if out is not None else api.new_folder(f"compare-{name}")
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = data.load(experiment.dataset, data_dir, progress=True)
     expect_clients(clients, experiment.partition.setting, images)
@@ -108,7 +104,8 @@ def compare(
 
 
 def _show(found: "Comparison", folder: Path, seconds: float) -> None:
-    from feddure.studies import compare_plan, compare_tables
+    from feddure.studies import compare as study
+    from feddure.studies import compare_tables
     from feddure.tracking.summary import duration
 
     plan, experiment = found.plan, found.runs[0].experiment
@@ -123,7 +120,7 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(f"\nreport  {found.report}")
-    for name, file in (("tables", compare_plan.TABLE_FILE), ("", compare_plan.PAIRED_FILE)):
+    for name, file in (("tables", study.TABLE_FILE), ("", study.PAIRED_FILE)):
         console.print(f"{name:6}  {folder / file}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:
@@ -153,10 +150,3 @@ def _expect_no_run_options(sets: list[str]) -> None:
         key = text.partition("=")[0].strip()
         if key in ("method", "seed"):
             raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
-
-
-def _default_folder(name: str) -> Path:
-    """A folder under `runs/` that is not there yet."""
-    name = "compare-" + re.sub(r"[/:?]", "_", name)
-    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
