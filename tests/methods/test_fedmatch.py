@@ -18,7 +18,7 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError
 from feddure.methods.fedmatch import CHANGED, FedMatch, noise_image
 from feddure.nn import normalisation
-from feddure.serving.network import read_network
+from feddure.serving.load import read_network
 from feddure.simulation import checkpoint, runs
 from feddure.simulation.rounds import run
 from feddure.simulation.server import Answer

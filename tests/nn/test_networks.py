@@ -7,7 +7,7 @@ from torch import nn
 import tiny
 from feddure import nn as networks
 from feddure.errors import ConfigError
-from feddure.nn.resnet import ResNet9
+from feddure.nn.networks import ResNet9
 
 
 def parameters(module):
@@ -77,7 +77,7 @@ def test_a_network_of_ones_own(images):
 
 
 def test_a_network_by_import_path():
-    module = networks.make("feddure.nn.cnn:SmallCNN", 1, 4, "batch", 0)
+    module = networks.make("feddure.nn.networks:SmallCNN", 1, 4, "batch", 0)
     assert isinstance(module, networks.SmallCNN)
 
 
@@ -86,7 +86,7 @@ def test_a_network_by_import_path():
     [
         ("resnet99", "resnet99.* resnet9, resnet9-slim, cnn"),
         ("no.such.place:Net", r"no\.such\.place"),
-        ("feddure.nn.cnn:LargeCNN", r"feddure\.nn\.cnn.* has no .*LargeCNN"),
+        ("feddure.nn.networks:LargeCNN", r"feddure\.nn\.networks.* has no .*LargeCNN"),
     ],
 )
 def test_an_unknown_network_is_named(name, message):

@@ -20,6 +20,12 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")
 ]
 
+_EXAMPLES = {
+    "--methods": "fedavg-matched,feddure",
+    "--settings": "iid-dir,dir-dir",
+    "--datasets": "cifar10,fashion-mnist",
+}
+
 
 def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
     """Refuse a --clients that contradicts the sites of the data, which are the clients under --setting sites."""
@@ -28,3 +34,21 @@ def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None
             f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
             "--setting sites each is one client; leave --clients out"
         )
+
+
+def names(option: str, text: str | None) -> list[str]:
+    """The names that an option lists with commas between them; none where it was not given."""
+    if text is None:
+        return []
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {_EXAMPLES[option]}")
+    return found
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The whole numbers that an option lists with commas between them."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"{option} {text}: expected whole numbers from 0 with commas between them, such as 0,1,2")
+    return [int(word) for word in words]

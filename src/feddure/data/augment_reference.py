@@ -8,8 +8,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from feddure.data.augment import OPERATIONS
-from feddure.data.geometry import PADDING
-from feddure.data.pixels import CUTOUT_GREY
+from feddure.data.geometry import CUTOUT_GREY, PADDING
 
 
 def weak(image: np.ndarray, decision: np.ndarray) -> np.ndarray:

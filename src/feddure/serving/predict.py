@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from feddure.data.sources.images import Unreadable, read
-from feddure.data.sources.listing import entries
-from feddure.data.sources.progress import bar
+from feddure.data.sources.base import bar
+from feddure.data.sources.folder import files_below
+from feddure.data.sources.images import Rule, Unreadable, read
 from feddure.errors import ConfigError, DataError
 from feddure.serving.load import Model, load_model
 
@@ -62,7 +62,11 @@ def predict(
 
 def find_images(places: Sequence[Path]) -> list[Path]:
     """The files that were named, and those in the folders that were named, by name; hidden ones are passed over."""
-    found = [file for place in places for file in _files(place)]
+    found: list[Path] = []
+    for place in places:
+        if not place.exists():
+            raise DataError(f"{place}: there is no such image or folder")
+        found += files_below(place) if place.is_dir() else [place]
     if not found:
         raise DataError(f"{', '.join(map(str, places)) or 'nothing was given'}: no image in it; name files or folders")
     return found
@@ -95,19 +99,6 @@ def _decode(file: Path, model: Model) -> np.ndarray | str:
     """The image's pixels, or what is wrong with the file."""
     try:
         about = model.description
-        return read(file, about.size, about.channels, depth=about.depth)
+        return read(file, Rule(about.size, about.channels, depth=about.depth))
     except Unreadable as problem:
         return str(problem)
-
-
-def _files(place: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    if not place.is_dir():
-        if not above and not place.exists():
-            raise DataError(f"{place}: there is no such image or folder")
-        yield place
-        return
-    here = place.resolve()
-    if here in above:
-        raise DataError(f"{place}: a link to a folder that it lies in; remove it")
-    for entry in entries(place):
-        yield from _files(entry, (*above, here))

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from feddure import plugins
-from feddure.data.dataset import Dataset
+from feddure.data.dataset import Dataset, check
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
-from feddure.data.sources.places import default_data_dir
-from feddure.data.sources.source import Source
-from feddure.data.sources.validation import check
+from feddure.data.sources.base import Source, default_data_dir
 from feddure.errors import DataError
 
 __all__ = ["FORMS", "Source", "default_data_dir", "expect_present", "find_source", "load", "register", "sources"]

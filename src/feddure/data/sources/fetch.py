@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddure.data.sources import cifar, find_source
-from feddure.data.sources.places import default_data_dir
-from feddure.data.sources.progress import bar
+from feddure.data.sources.base import bar, default_data_dir
 from feddure.errors import DataError
 
 _ATTEMPTS = 5
@@ -184,25 +183,17 @@ def _receive(url: str, part: Path, progress: bool) -> str | None:
             part.open("ab" if resumed else "wb") as out,
             bar(part.stem, total, progress, start=start, in_bytes=True) as advance,
         ):
-            try:
-                while piece := _read(response):
-                    out.write(piece)
-                    advance(len(piece))
-            except _Broken as error:
-                return str(error)
+            while True:
+                try:
+                    piece = response.read(_PIECE)
+                except (OSError, http.client.HTTPException) as error:  # out.write's, of a full disk, goes on
+                    return str(error)
+                if not piece:
+                    break
+                out.write(piece)
+                advance(len(piece))
             came = out.tell()
     return None if total is None or came == total else f"the connection broke after {came} of {total} bytes"
-
-
-class _Broken(Exception):
-    """The connection was cut; told apart from a disk that is full."""
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_PIECE)
-    except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error)) from None
 
 
 def _starts_at(response: http.client.HTTPResponse, position: int) -> bool:

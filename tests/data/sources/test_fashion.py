@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddure.data import sources
-from feddure.data.sources import fashion, idx
+from feddure.data.sources import fashion
 from feddure.errors import DataError
 
 LABELS = {"train-labels-idx1-ubyte": [9, 0, 3, 3], "t10k-labels-idx1-ubyte": [1, 2]}
@@ -51,11 +51,6 @@ def test_the_files_are_found_where_people_put_them(tmp_path: Path, place: str, z
     assert dataset.labels.dtype == np.int64
     assert dataset.images.flags.writeable
     assert (dataset.mean, dataset.std) == ((0.2860,), (0.3530,))
-
-
-def test_what_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="feddure data fetch fashion-mnist"):
-        sources.load("fashion-mnist", tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -120,7 +115,7 @@ def test_idx_files_are_read_back(
     array = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype=np.uint8).reshape(shape)
     path = tmp_path_factory.mktemp("idx") / "file"
     path.write_bytes(idx_bytes(array))
-    np.testing.assert_array_equal(idx.read(path, len(shape)), array)
+    np.testing.assert_array_equal(fashion.read_idx(path, len(shape)), array)
 
 
 def test_fashion_mini_needs_nothing_and_is_balanced(tmp_path: Path) -> None:

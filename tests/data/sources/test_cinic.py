@@ -46,12 +46,6 @@ def test_train_and_test_are_read_and_valid_is_not(tmp_path: Path, name: str) -> 
     assert dataset.test_labels.tolist() == list(range(10))
 
 
-def test_grey_files_become_colour(tmp_path: Path) -> None:
-    data_dir = write_cinic(tmp_path / "data")
-    Image.new("L", (32, 32), 9).save(data_dir / "CINIC-10" / "train" / "airplane" / "0.png")
-    assert sources.load("cinic10", data_dir).images[0, 0, 0].tolist() == [9, 9, 9]
-
-
 def test_the_second_load_decodes_nothing_and_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_dir = write_cinic(tmp_path / "data")
     first = sources.load("cinic10", data_dir)
@@ -78,8 +72,7 @@ def remove(folder: Path) -> None:
     (folder / "old.png").unlink()
 
 
-@pytest.mark.parametrize("change", [replace, add, remove])
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(("change", "split"), [(replace, "train"), (replace, "test"), (add, "train"), (remove, "test")])
 def test_a_changed_tree_is_decoded_again(tmp_path: Path, change: Callable[[Path], None], split: str) -> None:
     data_dir = write_cinic(tmp_path / "data")
     folder = data_dir / "CINIC-10" / split / "bird"
@@ -134,7 +127,6 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: shutil.rmtree(root / "test"), "feddure data fetch cinic10"),
         (lambda root: shutil.rmtree(root / "train" / "dog"), "train/dog: cannot be read"),
         (lambda root: empty(root / "train" / "dog"), "train/dog: no images in it"),
         (lambda root: (root / "test" / "cat" / "2.png").write_bytes(b"x"), "test/cat/2.png: is not an image"),

@@ -39,7 +39,6 @@ def test_four_arrays_make_a_data_set(tmp_path: Path) -> None:
     assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert dataset.labels.dtype == dataset.test_labels.dtype == np.int64
     assert dataset.classes == ("0", "1", "2")
-    np.testing.assert_allclose(dataset.mean, (dataset.images / 255).mean(axis=(0, 1, 2)))
     assert (dataset.labelled, dataset.site, dataset.sites) == (None, None, ())
 
 
@@ -92,31 +91,14 @@ def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
         ({"test_labels": None, "labels": None}, "no array labels, test_labels"),
         ({"lables": np.zeros(6)}, "unknown array lables"),
         ({"images": np.zeros((6, 8, 8, 3))}, "float64, expected uint8"),
-        ({"images": np.zeros((6, 3, 8, 8), dtype=np.uint8)}, "1 or 3 channels"),
-        ({"images": np.zeros((6, 8), dtype=np.uint8)}, r"shape \[6, 8\]"),
-        ({"images": np.zeros((6, 9, 8, 3), dtype=np.uint8)}, "must agree"),
-        ({"images": np.zeros((0, 8, 8, 3), dtype=np.uint8)}, "images are empty"),
-        ({"labels": np.array([0, 1, 2])}, r"labels have shape \[3\], expected \[6\]"),
-        ({"labels": np.zeros((6, 1), dtype=np.int64)}, r"labels have shape \[6, 1\]"),
         ({"labels": np.zeros(6)}, "labels have dtype float64, expected whole numbers"),
-        ({"labels": np.array([0, 1, 2, 0, 1, -2])}, r"labels\[5\] is -2"),
-        ({"labels": np.array([0, 1, 2, 0, 1, 3]), "classes": np.array(["a", "b", "c"])}, r"labels\[5\] is 3"),
         ({"labels": np.array([0, 1, 2, 0, 1, 10**12])}, "count from 0"),
         ({"labels": np.array([0, 1, 2, 0, 1, 2**64 - 1], dtype=np.uint64)}, "labels reach 1844"),
-        (
-            {"labels": np.zeros(6, dtype=np.int64), "test_labels": np.zeros(2, dtype=np.int64)},
-            "classes: 0; expected 2 or more",
-        ),
-        ({"test_labels": np.array([0, -1])}, r"test_labels\[1\] is -1"),
         ({"classes": np.array([1, 2, 3])}, "classes is int64"),
-        ({"mean": np.array([0.1, 0.2])}, "mean is .* expected 3 finite"),
-        ({"std": np.array([0.1, 0.2, 0.0])}, "above 0"),
         ({"std": np.array(["a", "b", "c"])}, "std is <U1, expected numbers"),
         ({"labelled": np.ones(6)}, r"labelled is float64 \[6\], expected bool"),
-        ({"labelled": np.zeros(6, dtype=bool)}, "no image at all"),
         ({"site": np.zeros(6)}, "site have dtype float64"),
         ({"site": np.array([0, 0, 0, 0, 0, 2])}, "site '1' owns no image"),
-        ({"sites": np.array(["a"])}, "does not say which image is whose"),
     ],
 )
 def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -145,12 +127,6 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"mine\.npz"):
         sources.load(f"npz:{path}")
-
-
-def test_a_single_array_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "mine.npy", arrays()["images"])
-    with pytest.raises(DataError, match=r"not a whole \.npz file"):
-        sources.load(f"npz:{tmp_path / 'mine.npy'}")
 
 
 def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
