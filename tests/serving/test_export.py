@@ -17,12 +17,11 @@ from torch import nn
 
 import feddure
 import folders
-import tiny
 from feddure import nn as networks
 from feddure.data.sources import images
 from feddure.errors import ConfigError, RunError
-from feddure.serving import formats
-from feddure.serving.description import Description
+from feddure.serving.export import write_safetensors
+from feddure.serving.load import Description
 
 onnx = pytest.importorskip("onnx")  # an extra that a machine for GPU tests may lack
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -99,7 +98,7 @@ def model_of(model="cnn", norm="batch", channels=1, size=8, classes=4):
 
 def model_file(path, **about):
     description, network = model_of(**about)
-    path.write_bytes(formats.write_safetensors(network, description))
+    path.write_bytes(write_safetensors(network, description))
     return path
 
 
@@ -128,19 +127,19 @@ def assert_near(found, wanted, tolerance=1e-4):
 @pytest.mark.parametrize(
     "about",
     [
-        {"model": "cnn", "norm": "batch", "channels": 1},
-        {"model": "cnn", "norm": "group", "channels": 3, "size": 12},
-        {"model": "resnet9-slim", "norm": "group", "channels": 1, "size": 28, "classes": 10},
-        {"model": "resnet9", "norm": "batch", "channels": 3, "size": 32, "classes": 10},
+        {"model": "cnn", "norm": "group", "channels": 1},
+        {"model": "resnet9-slim", "norm": "batch", "channels": 3, "size": 16, "classes": 10},
         {"model": "cnn", "norm": "none", "channels": 1},
     ],
     ids=lambda about: "-".join(map(str, about.values())),
 )
-def test_built_in_networks_compute_the_same_everywhere(tmp_path, about):
+def test_built_in_networks_compute_the_same_everywhere_and_quietly(tmp_path, about, capfd, recwarn):
     source = model_file(tmp_path / "model.safetensors", **about)
     description, network = model_of(**about)
-    session = onnxruntime.InferenceSession(feddure.export(source, format="onnx"))
-    script = torch.jit.load(feddure.export(source, format="torchscript"))
+    files = [feddure.export(source, format=kind) for kind in ("onnx", "torchscript")]
+    assert capfd.readouterr() == ("", "")
+    assert not list(recwarn)
+    session, script = onnxruntime.InferenceSession(files[0]), torch.jit.load(files[1])
     for count in (1, 7):
         images = noise(description, count)
         wanted = expected(description, network, images)
@@ -169,15 +168,10 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         assert np.abs(feddure.load_model(file)(folders.IMAGES.test_images) - wanted).max() < 1e-4
 
 
-def test_the_averaged_model(tmp_path):
-    run = folders.execute(tmp_path / "run", **folders.LONG)
-    federation = tiny.finished(tiny.experiment(folders.LONG), folders.IMAGES)
-    averaged = federation.program.network.state_dict(*federation.averaged)
-    file = feddure.export(run.folder, tmp_path / "averaged.safetensors", ema=True)
-    found = load_file(file)
-    tiny.assert_near(found, {name: tensor.float() for name, tensor in averaged.items()}, 1e-7)
-    plain = load_file(feddure.export(run.folder, tmp_path / "plain.safetensors"))
-    assert any(not torch.equal(found[name], plain[name]) for name in averaged)
+def test_the_averaged_model(trained, tmp_path):
+    pixels = folders.IMAGES.test_images
+    file = feddure.export(trained, tmp_path / "averaged.safetensors", ema=True)
+    assert (feddure.load_model(file)(pixels) == feddure.load_model(trained, ema=True)(pixels)).all()
 
 
 # --- what travels with it ------------------------------------------------------------------------------
@@ -203,13 +197,10 @@ def test_the_safetensors_file_loads_strictly_and_in_single_precision(exported):
 
 def test_the_onnx_graph_is_plain(exported):
     model = onnx.load(exported["onnx"])
-    onnx.checker.check_model(model, full_check=True)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
     (images,) = model.graph.input
-    assert images.name == "images"
     assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
     assert [place.dim_param or place.dim_value for place in images.type.tensor_type.shape.dim] == ["batch", 1, 8, 8]
-    assert [output.name for output in model.graph.output] == ["probabilities", "logits"]
 
 
 def test_no_path_of_the_machine_travels(trained, exported):
@@ -218,14 +209,6 @@ def test_no_path_of_the_machine_travels(trained, exported):
         content = exported[kind].read_bytes()
         for words in (b"/home/ada", str(Path(networks.__file__).parent).encode()):
             assert words not in content
-
-
-def test_exporting_says_nothing(tmp_path, capfd, recwarn):
-    source = model_file(tmp_path / "model.safetensors", norm="group")
-    for kind in FORMATS:
-        feddure.export(source, tmp_path / kind, format=kind)
-    assert capfd.readouterr() == ("", "")
-    assert not list(recwarn)
 
 
 def test_numbers_of_another_type_are_refused_by_the_model_itself(exported):
@@ -240,33 +223,35 @@ def test_numbers_of_another_type_are_refused_by_the_model_itself(exported):
 # --- where it lies -------------------------------------------------------------------------------------
 
 
-def test_the_file_has_the_name_of_its_run(tmp_path, monkeypatch):
-    folder = folders.execute(tmp_path / "gamma0.5").folder
-    before = (folder / "model.safetensors").read_bytes()
-    assert feddure.export(folder, format="safetensors") == folder / "gamma0.5.safetensors"
-    monkeypatch.chdir(folder)
-    assert feddure.export(".", format="torchscript") == Path("gamma0.5.pt")
+def test_the_file_has_the_name_of_its_run(copied, monkeypatch):
+    before = (copied / "model.safetensors").read_bytes()
+    assert feddure.export(copied, format="safetensors") == copied / "gamma 0.5.safetensors"
+    monkeypatch.chdir(copied)
+    assert feddure.export(".", format="torchscript") == Path("gamma 0.5.pt")
     assert feddure.export("model.safetensors", format="torchscript") == Path("model.pt")
-    assert (folder / "model.safetensors").read_bytes() == before
+    assert (copied / "model.safetensors").read_bytes() == before
 
 
 def test_the_ending_decides_on_the_format(tmp_path):
     source = model_file(tmp_path / "model.safetensors")
-    assert zipfile.is_zipfile(feddure.export(source, tmp_path / "a.pt"))
+    assert zipfile.is_zipfile(feddure.export(source, tmp_path / "a.PT"))
     assert load_file(feddure.export(source, tmp_path / "a.safetensors"))
-    with pytest.raises(ConfigError, match=r"give --format \(safetensors, onnx, torchscript\)"):
-        feddure.export(source, tmp_path / "a.model")
-    with pytest.raises(ConfigError, match="give --format"):
-        feddure.export(source)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "meant"),
-    [("onnx", "x.pt", "torchscript"), ("torchscript", "x.ONNX", "onnx"), ("onnx", "x.safetensors", "safetensors")],
+    ("kind", "name", "message"),
+    [
+        ("onnx", "x.pt", "ending means torchscript"),
+        ("torchscript", "x.ONNX", "ending means onnx"),
+        ("onnx", "x.safetensors", "ending means safetensors"),
+        (None, "x.model", r"give --format \(safetensors, onnx, torchscript\)"),
+        (None, None, "give --format"),
+        ("pickle", None, "format 'pickle'"),
+    ],
 )
-def test_an_ending_of_another_format_is_refused(tmp_path, kind, name, meant):
-    with pytest.raises(ConfigError, match=rf"{name}: the ending means {meant}, but --format {kind} was given"):
-        feddure.export(tmp_path, tmp_path / name, format=kind)
+def test_formats_that_are_refused(tmp_path, kind, name, message):
+    with pytest.raises(ConfigError, match=message):
+        feddure.export(tmp_path, name and tmp_path / name, format=kind)
 
 
 def test_an_existing_file_is_replaced_only_by_force(tmp_path):
@@ -300,11 +285,6 @@ def test_targets_that_are_refused(tmp_path, out, message):
 # --- what cannot be exported ---------------------------------------------------------------------------
 
 
-def test_an_unknown_format_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="format 'pickle': expected one of safetensors, onnx, torchscript"):
-        feddure.export(model_file(tmp_path / "model.safetensors"), format="pickle")
-
-
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
 def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch, missing):
     source = model_file(tmp_path / "model.safetensors")
@@ -314,10 +294,9 @@ def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch, missing):
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_an_exported_program_is_not_exported_again(tmp_path):
-    file = feddure.export(model_file(tmp_path / "model.safetensors"), format="torchscript")
+def test_an_exported_program_is_not_exported_again(exported, tmp_path):
     with pytest.raises(RunError, match="cannot be exported again"):
-        feddure.export(file, format="onnx")
+        feddure.export(exported["torchscript"], tmp_path / "again.onnx")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +348,7 @@ def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     for path in photographs(tmp_path / "photographs"):
         for size, channels, depth in ((28, 1, 16), (16, 3, 12)):
             shape = {"size": size, "channels": channels, "depth": depth}
-            wanted = images.read(path, **shape)
+            wanted = images.read(path, images.Rule(**shape))
             assert np.array_equal(read_pixels(path, shape)[0].transpose(1, 2, 0), wanted), path.name
     (best,) = feddure.predict("model.safetensors", "boot.png")
     label, probability = capsys.readouterr().out.split(": ")
