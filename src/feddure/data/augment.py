@@ -3,7 +3,7 @@
 Both are pure functions of uint8 images and of integer decisions, which are made on the CPU from raw random
 bits, one row per image. Since the decisions are known on the CPU, images are sorted by operation
 there and each operation runs once for all its images, without ever waiting for the device.
-`feddure.data.augment_reference` does the same to one image with Pillow.
+`tests/oracle/augment_twin.py` does the same to one image with Pillow.
 """
 
 from collections.abc import Callable

@@ -211,12 +211,8 @@ def _pack(partition: Partition) -> bytes:
     for kind in _KINDS:
         arrays[kind], arrays[f"{kind}_sizes"] = _flat(getattr(partition, kind))
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            member.create_system = 3  # the default differs between systems
-            with archive.open(member, "w") as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    with zipfile.ZipFile(buffer, "a") as archive:
         archive.comment = bytes(_SEAL)
     content = buffer.getvalue()[:-_SEAL]
     return content + _seal(content)

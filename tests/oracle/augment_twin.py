@@ -1,7 +1,7 @@
 """The readable twin of `feddure.data.augment`: one image at a time, with Pillow.
 
-It takes the same decisions and defines what the batched code must return; tests compare the two
-and the benchmark races them.
+It takes the same decisions and defines what the batched code must return; tests compare the two and a benchmark
+races them.
 """
 
 import numpy as np
