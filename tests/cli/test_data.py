@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 from feddure.cli import data
 from feddure.data import sources
-from feddure.data.sources import fashion, fetch
+from feddure.data.sources import fashion
+from feddure.data.sources.base import Download, File
 from feddure.errors import DataError
 
 
@@ -148,14 +150,9 @@ def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
 
 
 def test_fetch_without_a_network_names_the_files_to_put_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = fetch.File("http://127.0.0.1:9/a.gz", "0" * 32, "a.gz")
-    monkeypatch.setitem(fetch.DOWNLOADS, "cifar10", fetch.Download((file,)))
+    download = Download((File("http://127.0.0.1:9/a.gz", "0" * 32, "a.gz"),))
+    monkeypatch.setitem(sources._SOURCES, "cifar10", replace(sources.find_source("cifar10"), download=download))
     result = CliRunner().invoke(data.app, ["fetch", "cifar10", "--data-dir", str(tmp_path)])
     assert isinstance(result.exception, DataError)
     assert str(tmp_path / "a.gz") in str(result.exception)
     assert result.stdout == ""
-
-
-@pytest.mark.parametrize("command", ["list", "fetch", "check"])
-def test_every_command_has_examples(command: str) -> None:
-    assert f"feddure data {command}" in run(command, "--help")

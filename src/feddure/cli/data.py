@@ -14,7 +14,7 @@ from rich.table import Table
 from feddure.cli.options import DataDir
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset, measure
-from feddure.data.sources import fetch as downloads
+from feddure.data.sources.fetch import fetch as fetch_dataset
 from feddure.errors import FeddureWarning
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="List, fetch and check data sets.")
@@ -38,8 +38,8 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         fields = ("name", "about", "classes", "train", "test")
         _print_json(
             [
-                {**{field: getattr(source, field) for field in fields}, "path": str(place) if place else None}
-                for source, place in rows
+                {**{field: getattr(source, field) for field in fields}, "path": str(path) if path else None}
+                for source, path in rows
             ]
         )
         return
@@ -47,9 +47,9 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     table.add_column("classes", justify="right")
     table.add_column("train + test", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
-    for source, place in rows:
+    for source, path in rows:
         size = "" if source.train is None else f"{source.train:,} + {source.test:,}"
-        where = _where(source, place, folder)
+        where = _where(source, path, folder)
         table.add_row(source.name, escape(source.about), str(source.classes or ""), size, escape(where))
     console = Console(highlight=False)
     console.print(table)
@@ -75,11 +75,11 @@ def fetch(
     - `feddure data fetch fashion-mnist --data-dir /data`
     - `feddure data fetch cinic10 --mirror https://example.org/datasets`
     """
-    place = downloads.fetch(name, data_dir, mirror, progress=True)
+    path = fetch_dataset(name, data_dir, mirror, progress=True)
     if as_json:
-        _print_json({"name": name, "path": str(place)})
+        _print_json({"name": name, "path": str(path)})
     else:
-        print(f"{name} is in {place}")
+        print(f"{name} is in {path}")
 
 
 @app.command()
@@ -106,12 +106,12 @@ def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None
         raise typer.Exit(1)
 
 
-def _where(source: sources.Source, place: Path | None, folder: Path) -> str:
-    if place is None:
-        return "not here" if source.name in downloads.DOWNLOADS else "in your code"
-    if not place.is_relative_to(folder):
+def _where(source: sources.Source, path: Path | None, folder: Path) -> str:
+    if path is None:
+        return "not here" if source.download else "in your code"
+    if not path.is_relative_to(folder):
         return "in the package"
-    return str(place.relative_to(folder)) if place != folder else "the data folder"
+    return str(path.relative_to(folder)) if path != folder else "the data folder"
 
 
 def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:

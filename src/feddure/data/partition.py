@@ -113,7 +113,7 @@ def make(dataset: Dataset, options: config.Partition, seed: int) -> Partition:
             images = np.concatenate(pool)
             owners = dataset.site[images]
         else:
-            images, owners = recipes.deal(pool, _spread(options, kind, [len(part) for part in pool], seed))
+            images, owners = recipes.deal(pool, _class_counts(options, kind, [len(part) for part in pool], seed))
             moves = recipes.repair(owners, clients, "partition", seed, "repair", kind)
             repairs += [Repair(rich, poor, kind, number) for rich, poor, number in moves]
         parts[kind] = _by_client(images, owners, clients)
@@ -157,7 +157,7 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
     return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
 
 
-def _spread(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
+def _class_counts(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
     """Counts [client, class] of the setting for labelled or unlabelled images."""
     if options.setting == "fedmatch" and kind == "unlabelled":
         return recipes.fedmatch(totals, options.clients)

@@ -111,8 +111,8 @@ class Network:
     def moved(self, flat: Tensor, gradient: Pieces, rate: float) -> Weights:
         """The weights after one plain step of gradient descent: flat − rate · gradient."""
         parts = {"cast": flat[:0], "precise": flat[:0]}
-        for (place, values), name in zip(gradient, self._group_names(), strict=True):
-            parts[name] = self.fuse(_descend)(flat[place], values, rate)
+        for (part, values), name in zip(gradient, self._group_names(), strict=True):
+            parts[name] = self.fuse(_descend)(flat[part], values, rate)
         return Weights(self.parameters, parts["cast"], parts["precise"], self._frozen(flat))
 
     def leaf_gradients(self, loss: Tensor, weights: Weights, retain: bool = False) -> list[Tensor]:

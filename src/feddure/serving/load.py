@@ -135,19 +135,19 @@ def load_model(source: Path | str, *, device: str = "auto", ema: bool = False) -
     `device` is auto, cpu or cuda; `ema` asks for a run's averaged model instead of the global one.
     """
     source = Path(source)
-    place = _device(device)
+    target = _device(device)
     path, content = read_file(source)
     kind = detect(content)
     if kind is None:
         raise _not_ours(path)
     if kind == "safetensors":
         description, network = read_network(source, ema)
-        return Model(source, description, run_module(Classifier(network, description).eval().to(place), place))
+        return Model(source, description, run_module(Classifier(network, description).eval().to(target), target))
     if ema:
         raise _no_average(source)
     if kind == "onnx" and device == "auto":
-        place = torch.device("cpu")  # the common onnxruntime has no CUDA
-    return Model(source, *(run_onnx if kind == "onnx" else run_torchscript)(content, path, place))
+        target = torch.device("cpu")  # the common onnxruntime has no CUDA
+    return Model(source, *(run_onnx if kind == "onnx" else run_torchscript)(content, path, target))
 
 
 def read_file(source: Path) -> tuple[Path, bytes]:
@@ -276,19 +276,19 @@ def first_line(problem: Exception) -> str:
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path, description: Description) -> None:
     """Put tensors into their places; only integers, the counters of batch norm, may be left out."""
-    places: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     kept = module.state_dict().keys()
-    wanted = {name for name, place in places.items() if name in kept and place.is_floating_point()}
-    wrong = {name for name in places.keys() & tensors.keys() if places[name].shape != tensors[name].shape}
-    wrong |= (wanted - tensors.keys()) | (tensors.keys() - places.keys() - kept)
+    wanted = {name for name, tensor in own.items() if name in kept and tensor.is_floating_point()}
+    wrong = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
+    wrong |= (wanted - tensors.keys()) | (tensors.keys() - own.keys() - kept)
     if wrong:
         raise RunError(
             f"{path}: its tensors are not those of model '{description.model}' ({', '.join(sorted(wrong)[:3])}); "
             "use the code of the network that was trained"
         )
     with torch.no_grad():
-        for name in places.keys() & tensors.keys():
-            places[name].copy_(tensors[name])
+        for name in own.keys() & tensors.keys():
+            own[name].copy_(tensors[name])
 
 
 def _averaged(source: Path, module: nn.Module) -> dict[str, Tensor]:

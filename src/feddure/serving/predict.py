@@ -54,21 +54,21 @@ def predict(
     `source` is a run's folder, an exported file, or what `load_model` returned. A file that cannot be decoded has its
     `problem` and no ranking; the others go on.
     """
-    places = [images] if isinstance(images, Path | str) else images
-    files = find_images([Path(place) for place in places])
+    paths = [images] if isinstance(images, Path | str) else images
+    files = find_images([Path(path) for path in paths])
     model = source if isinstance(source, Model) else load_model(source, device=device, ema=ema)
     return list(classify(model, files, batch, progress))
 
 
-def find_images(places: Sequence[Path]) -> list[Path]:
+def find_images(paths: Sequence[Path]) -> list[Path]:
     """The files that were named, and those in the folders that were named, by name; hidden ones are passed over."""
     found: list[Path] = []
-    for place in places:
-        if not place.exists():
-            raise DataError(f"{place}: there is no such image or folder")
-        found += files_below(place) if place.is_dir() else [place]
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such image or folder")
+        found += files_below(path) if path.is_dir() else [path]
     if not found:
-        raise DataError(f"{', '.join(map(str, places)) or 'nothing was given'}: no image in it; name files or folders")
+        raise DataError(f"{', '.join(map(str, paths)) or 'nothing was given'}: no image in it; name files or folders")
     return found
 
 
@@ -92,7 +92,7 @@ def _classify(model: Model, files: Sequence[Path], decoded: Sequence[np.ndarray 
         else:
             row = next(rows)
             order = np.argsort(-row, kind="stable")
-            yield Prediction(file, tuple((model.classes[place], float(row[place])) for place in order))
+            yield Prediction(file, tuple((model.classes[index], float(row[index])) for index in order))
 
 
 def _decode(file: Path, model: Model) -> np.ndarray | str:

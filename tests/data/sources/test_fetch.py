@@ -16,7 +16,7 @@ import pytest
 
 from feddure.data import sources
 from feddure.data.sources import cifar, fashion, fetch
-from feddure.data.sources.fetch import Download, File
+from feddure.data.sources.base import Download, File
 from feddure.errors import DataError
 
 HANG_UP = 0
@@ -102,7 +102,8 @@ def fashion_files(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
         File(f"http://127.0.0.1:9/official/{name}", md5(content), f"FashionMNIST/raw/{name}")
         for name, content in server.files.items()
     )
-    monkeypatch.setitem(fetch.DOWNLOADS, "fashion-mnist", Download(files))
+    source = replace(fashion.SOURCE, download=Download(files))
+    monkeypatch.setitem(sources._SOURCES, "fashion-mnist", source)
     return server
 
 
@@ -127,9 +128,10 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Serv
     """Serve an archive in place of the official one."""
 
     def place(content: bytes = ARCHIVE, name: str = "cifar10") -> Server:
-        (file,) = fetch.DOWNLOADS[name].files
+        source = sources.find_source(name)
+        (file,) = source.download.files
         there = File(f"{server.address}/{file.path}", md5(content), file.path)
-        monkeypatch.setitem(fetch.DOWNLOADS, name, replace(fetch.DOWNLOADS[name], files=(there,)))
+        monkeypatch.setitem(sources._SOURCES, name, replace(source, download=replace(source.download, files=(there,))))
         server.files[file.path] = content
         return server
 
@@ -199,7 +201,7 @@ def test_a_wrong_checksum_leaves_nothing_behind(tmp_path: Path, fashion_files: S
 def test_without_a_server_it_says_where_to_put_which_files(tmp_path: Path, fashion_files: Server) -> None:
     with pytest.raises(DataError, match="could not be downloaded") as caught:
         fetch.fetch("fashion-mnist", tmp_path)  # the official address of the test answers to nobody
-    for file in fetch.DOWNLOADS["fashion-mnist"].files:
+    for file in sources.find_source("fashion-mnist").download.files:
         assert all(part in str(caught.value) for part in (str(tmp_path / file.path), file.url, file.md5))
     assert names(tmp_path) == []
 

@@ -26,6 +26,24 @@ from feddure.errors import DataError
 
 
 @dataclass(frozen=True)
+class File:
+    """One file to download: where from, its MD5 sum, and where to, under the data folder."""
+
+    url: str
+    md5: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Download:
+    """The files of a data set; an archive is unpacked into `folder`, taking only what `members` matches."""
+
+    files: tuple[File, ...]
+    folder: str | None = None
+    members: str = ""
+
+
+@dataclass(frozen=True)
 class Source:
     """A data set with a name: what it is, where it may lie, and how it is read.
 
@@ -41,6 +59,7 @@ class Source:
     train: int | None = None
     test: int | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
+    download: Download | None = None
 
     def deviations(self, dataset: Dataset) -> list[str]:
         """In what a loaded data set differs from the official one."""

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.base import Source, missing
+from feddure.data.sources.base import Download, File, Source, missing
 from feddure.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,13 +32,13 @@ def find(data_dir: Path) -> Path | None:
 
 def load(data_dir: Path, progress: bool = False) -> Dataset:
     """CIFAR-10, each batch written straight into its place so that memory holds the pixels once."""
-    place = find(data_dir)
-    if place is None:
+    path = find(data_dir)
+    if path is None:
         raise _absence(data_dir)
     taken: set[str] = set()
     images = labels = np.empty(0)
     size = 0
-    for name, file, where in _from_folder(place) if place.is_dir() else _from_archive(place):
+    for name, file, where in _from_folder(path) if path.is_dir() else _from_archive(path):
         pixels, targets = read_batch(file, where)
         if not taken:
             size = len(pixels)
@@ -55,7 +55,7 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
         taken.add(name)
     absent = [name for name in BATCHES if name not in taken]
     if absent:
-        raise DataError(f"{place}: {', '.join(absent)} not in the archive; delete it and fetch it again")
+        raise DataError(f"{path}: {', '.join(absent)} not in the archive; delete it and fetch it again")
     return Dataset("cifar10", images[:-size], labels[:-size], images[-size:], labels[-size:], CLASSES, MEAN, STD)
 
 
@@ -179,4 +179,9 @@ SOURCE = Source(
         "test_images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
         "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
     },
+    download=Download(
+        (File(f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}", "c58f30108f718f92721af3b95e74349a", ARCHIVE),),
+        folder=FOLDER,
+        members=rf"{FOLDER}/({'|'.join(BATCHES)}|batches\.meta)",
+    ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.base import Source, cache_dir, missing
+from feddure.data.sources.base import Download, File, Source, cache_dir, missing
 from feddure.data.sources.cifar import CLASSES
 from feddure.data.sources.folder import entries
 from feddure.data.sources.images import Rule, decode_all
@@ -79,8 +79,8 @@ def _signature(files: dict[str, list[tuple[Path, int]]]) -> str:
 
 
 def _stores(folder: Path) -> tuple[Path, Path]:
-    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    return folder.parent / "cinic10-decoded.npz", cache_dir() / f"cinic10-decoded-{place}.npz"
+    tree = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    return folder.parent / "cinic10-decoded.npz", cache_dir() / f"cinic10-decoded-{tree}.npz"
 
 
 def _recall(store: Path, signature: str) -> dict[str, Any] | None:
@@ -125,4 +125,15 @@ SOURCE = Source(
     classes=10,
     train=90_000,
     test=90_000,
+    download=Download(
+        (
+            File(
+                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "6ee4d0c996905fe93221de577967a372",
+                "CINIC-10.tar.gz",
+            ),
+        ),
+        folder="CINIC-10",
+        members=r"(?:CINIC-10/)?((?:train|valid|test)/[a-z]+/[^/\\]+\.png)",
+    ),
 )

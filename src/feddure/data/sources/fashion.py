@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.base import Source, missing
+from feddure.data.sources.base import Download, File, Source, missing
 from feddure.errors import DataError
 
 CLASSES = (
@@ -33,12 +33,13 @@ CLASSES = (
 )
 MEAN = (0.2860,)
 STD = (0.3530,)
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+MD5 = {
+    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+FILES = tuple(MD5)
 MINI = resources.files("feddure") / "data" / "embedded" / "fashion-mini.npz"
 MINI_SHA256 = "e92d12a9cb02fd61dc1c5fafe5fdb5faaa167a3f0bd19227f23af51dd1466412"
 
@@ -146,6 +147,16 @@ SOURCE = Source(
         "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
         "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
     },
+    download=Download(
+        tuple(
+            File(
+                f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
+                md5,
+                f"FashionMNIST/raw/{name}.gz",
+            )
+            for name, md5 in MD5.items()
+        )
+    ),
 )
 MINI_SOURCE = Source(
     name="fashion-mini",
