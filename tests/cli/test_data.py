@@ -49,7 +49,7 @@ def write_sites(root: Path) -> None:
         Image.new("RGB", (8, 8), (len(path), 0, 0)).save(root / path / "1.png")
 
 
-def test_the_list_says_what_there_is_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_says_what_there_is_and_where(tmp_path, monkeypatch):
     write_fashion(tmp_path)
     monkeypatch.setenv("FEDDURE_DATA", str(tmp_path))
     lines = {line.split()[0]: line for line in run("list").splitlines() if line.strip()}
@@ -58,7 +58,7 @@ def test_the_list_says_what_there_is_and_where(tmp_path: Path, monkeypatch: pyte
     assert "not here" in lines["cifar10"]
 
 
-def test_the_list_for_scripts_is_json_alone(tmp_path: Path) -> None:
+def test_the_list_for_scripts_is_json_alone(tmp_path):
     write_fashion(tmp_path)
     rows = {row["name"]: row for row in json.loads(run("list", "--data-dir", tmp_path, "--json"))}
     assert list(rows) == [source.name for source in sources.sources()]
@@ -73,7 +73,7 @@ def test_the_list_for_scripts_is_json_alone(tmp_path: Path) -> None:
     assert rows["fashion-mnist"]["path"] == str(tmp_path / "FashionMNIST" / "raw")
 
 
-def test_check_counts_measures_and_approves_the_real_thing() -> None:
+def test_check_counts_measures_and_approves_the_real_thing():
     text = run("check", "fashion-mini")
     assert sources.load("fashion-mini").fingerprint in text
     assert "Ankle boot" in text
@@ -85,7 +85,7 @@ def test_check_counts_measures_and_approves_the_real_thing() -> None:
     assert report["unlabelled"] is None
 
 
-def test_check_says_what_is_not_official_and_exits_with_1(tmp_path: Path) -> None:
+def test_check_says_what_is_not_official_and_exits_with_1(tmp_path):
     write_fashion(tmp_path)
     text = run("check", "fashion-mnist", "--data-dir", tmp_path, code=1)
     assert "train images: expected 6000 of each class, found T-shirt/top 1" in text
@@ -94,7 +94,7 @@ def test_check_says_what_is_not_official_and_exits_with_1(tmp_path: Path) -> Non
     assert any("test_labels: the SHA-256" in deviation for deviation in report["deviations"])
 
 
-def test_check_counts_sites_and_unlabelled_images(tmp_path: Path) -> None:
+def test_check_counts_sites_and_unlabelled_images(tmp_path):
     write_sites(tmp_path)
     report = json.loads(run("check", f"folder:{tmp_path}?size=8", "--json"))
     assert report["official"] is None
@@ -112,7 +112,7 @@ def test_check_counts_sites_and_unlabelled_images(tmp_path: Path) -> None:
     assert "south" in text
 
 
-def test_check_notes_what_may_not_be_meant(tmp_path: Path) -> None:
+def test_check_notes_what_may_not_be_meant(tmp_path):
     write_sites(tmp_path)
     Image.fromarray(np.full((8, 8), 4095, dtype=np.uint16)).save(tmp_path / "test" / "ant" / "1.png")
     notes = json.loads(run("check", f"folder:{tmp_path}?size=8", "--json"))["notes"]
@@ -123,7 +123,7 @@ def test_check_notes_what_may_not_be_meant(tmp_path: Path) -> None:
     assert json.loads(run("check", "fashion-mini", "--json"))["notes"] == []
 
 
-def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_with_brackets_are_shown_as_they_are(tmp_path):
     path = tmp_path / "[bold]mine.npz"
     images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
     np.savez(path, images=images, labels=labels, test_images=images, test_labels=labels, classes=["[red]", "b"])
@@ -132,14 +132,14 @@ def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "[red]" in text
 
 
-def test_fetch_says_where_the_data_are(tmp_path: Path) -> None:
+def test_fetch_says_where_the_data_are(tmp_path):
     write_fashion(tmp_path)
     assert str(tmp_path / "FashionMNIST" / "raw") in run("fetch", "fashion-mnist", "--data-dir", tmp_path)
     answer = json.loads(run("fetch", "fashion-mnist", "--data-dir", tmp_path, "--json"))
     assert answer == {"name": "fashion-mnist", "path": str(tmp_path / "FashionMNIST" / "raw")}
 
 
-def test_fetch_without_a_network_names_the_files_to_put_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_without_a_network_names_the_files_to_put_there(tmp_path, monkeypatch):
     download = Download((File("http://127.0.0.1:9/a.gz", "0" * 32, "a.gz"),))
     monkeypatch.setitem(sources._SOURCES, "cifar10", replace(sources.find_source("cifar10"), download=download))
     result = CliRunner().invoke(data.app, ["fetch", "cifar10", "--data-dir", str(tmp_path)])

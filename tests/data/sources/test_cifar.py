@@ -100,18 +100,18 @@ def assert_is_cifar(data_dir: Path) -> None:
     ("style", "place"),
     [*((style, cifar.FOLDER) for style in STYLES), ("python2", f"cifar10/{cifar.FOLDER}"), ("python2", ".")],
 )
-def test_batches_of_every_python_are_read_where_people_put_them(tmp_path: Path, style: str, place: str) -> None:
+def test_batches_of_every_python_are_read_where_people_put_them(tmp_path, style, place):
     write_cifar(tmp_path / place, style)
     assert cifar.find(tmp_path) == tmp_path / place
     assert_is_cifar(tmp_path)
 
 
-def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path: Path) -> None:
+def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path):
     write_archive(tmp_path)
     assert_is_cifar(tmp_path)
 
 
-def test_a_missing_batch_is_named(tmp_path: Path) -> None:
+def test_a_missing_batch_is_named(tmp_path):
     write_cifar(tmp_path / cifar.FOLDER)
     (tmp_path / cifar.FOLDER / "data_batch_3").unlink()
     with pytest.raises(DataError, match="data_batch_3 missing"):
@@ -140,7 +140,7 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
         (python2(pixels(1, 3), labels(1, 3)), "3 images where the batch before it has 4"),
     ],
 )
-def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path, content, message):
     write_cifar(tmp_path / cifar.FOLDER)
     bad = tmp_path / cifar.FOLDER / "data_batch_2"
     bad.write_bytes(content)
@@ -161,7 +161,7 @@ class Attack:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("function", [os.system, os.mkdir, eval, __import__], ids=lambda function: function.__name__)
-def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: Any, protocol: int) -> None:
+def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path, function, protocol):
     marker = tmp_path / "marker"
     argument = {os.system: f"mkdir {marker}", eval: f"__import__('os').mkdir({str(marker)!r})"}.get(
         function, str(marker)
@@ -186,12 +186,12 @@ def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: A
         b"cnumpy\ndtype\n(X\x02\x00\x00\x00O8K\x00K\x01tR.",  # a type whose bytes would be taken for pointers
     ],
 )
-def test_names_near_the_permitted_ones_are_refused(program: bytes) -> None:
+def test_names_near_the_permitted_ones_are_refused(program):
     with pytest.raises(DataError, match="not a readable CIFAR batch"):
         cifar.read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
 
 
-def test_a_pickle_cannot_alter_the_type_of_bytes() -> None:
+def test_a_pickle_cannot_alter_the_type_of_bytes():
     kind = b"cnumpy\ndtype\n(X\x02\x00\x00\x00u1K\x00K\x01tR"
     state = b"(K\x03X\x01\x00\x00\x00|NNNK\x08K\x08K?tb"  # of eight bytes each, and objects
     with pytest.raises(DataError, match="expected a dictionary"):
@@ -203,7 +203,7 @@ def test_a_pickle_cannot_alter_the_type_of_bytes() -> None:
 @pytest.mark.parametrize("style", ["python2", "protocol2", "protocol5"])
 @settings(deadline=None, max_examples=60)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style: str, where: float, value: int, cut: bool) -> None:
+def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style, where, value, cut):
     whole = bytearray(STYLES[style](pixels(0, 1), labels(0, 1)))
     # Most bytes are pixels, where any value is fine: aim at the few around them.
     outside = [*range(400), *range(max(400, len(whole) - 200), len(whole))]
@@ -217,7 +217,7 @@ def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style: str, where:
     assert images.shape == (len(targets), 3072)
 
 
-def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_one_error(tmp_path):
     write_archive(tmp_path, cifar.BATCHES[:-1])
     with pytest.raises(DataError, match="test_batch not in the archive"):
         sources.load("cifar10", tmp_path)
@@ -230,7 +230,7 @@ def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("FEDDURE_DATA" not in os.environ, reason="FEDDURE_DATA does not name the real data sets")
 @pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
-def test_the_real_arrays_have_the_official_checksums(name: str) -> None:
+def test_the_real_arrays_have_the_official_checksums(name):
     source = sources.find_source(name)
     if source.find(sources.default_data_dir()) is None:
         pytest.skip(f"{name} is not there")

@@ -142,7 +142,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_files_arrive_can_be_loaded_and_are_not_fetched_again(tmp_path: Path, fashion_files: Server) -> None:
+def test_files_arrive_can_be_loaded_and_are_not_fetched_again(tmp_path, fashion_files):
     for _ in range(2):
         place = fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
         assert place == tmp_path / "FashionMNIST" / "raw"
@@ -154,7 +154,7 @@ def test_files_arrive_can_be_loaded_and_are_not_fetched_again(tmp_path: Path, fa
     assert [name for name, _ in fashion_files.asked[4:]] == ["t10k-labels-idx1-ubyte.gz"]
 
 
-def test_a_cut_connection_is_resumed_where_it_broke(tmp_path: Path, serve) -> None:
+def test_a_cut_connection_is_resumed_where_it_broke(tmp_path, serve):
     server = serve()
     server.cuts = [100, 57]
     fetch.fetch("cifar10", tmp_path)
@@ -162,7 +162,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(tmp_path: Path, serve) -> No
     assert server.sent == len(ARCHIVE)  # no byte came twice
 
 
-def test_a_later_call_resumes_what_an_earlier_one_left(tmp_path: Path, serve) -> None:
+def test_a_later_call_resumes_what_an_earlier_one_left(tmp_path, serve):
     server = serve()
     server.cuts = [100, 0]
     with pytest.raises(DataError, match="100 bytes are kept for the next attempt"):
@@ -173,7 +173,7 @@ def test_a_later_call_resumes_what_an_earlier_one_left(tmp_path: Path, serve) ->
     assert server.sent == len(ARCHIVE)
 
 
-def test_a_server_without_ranges_starts_over(tmp_path: Path, serve) -> None:
+def test_a_server_without_ranges_starts_over(tmp_path, serve):
     server = serve()
     server.cuts, server.ranges = [100], False
     fetch.fetch("cifar10", tmp_path)
@@ -181,7 +181,7 @@ def test_a_server_without_ranges_starts_over(tmp_path: Path, serve) -> None:
 
 
 @pytest.mark.parametrize("surplus", [b"", b"x"])
-def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(tmp_path: Path, serve, surplus: bytes) -> None:
+def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(tmp_path, serve, surplus):
     serve()
     (tmp_path / f"{cifar.ARCHIVE}.part").write_bytes(ARCHIVE + surplus)
     if surplus:
@@ -191,14 +191,14 @@ def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(tmp_path: Path
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
 
 
-def test_a_wrong_checksum_leaves_nothing_behind(tmp_path: Path, fashion_files: Server) -> None:
+def test_a_wrong_checksum_leaves_nothing_behind(tmp_path, fashion_files):
     fashion_files.files["train-labels-idx1-ubyte.gz"] += b"!"
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: .* MD5 sum .* expected"):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
     assert names(tmp_path) == ["FashionMNIST/raw/train-images-idx3-ubyte.gz"]  # the one that was right
 
 
-def test_without_a_server_it_says_where_to_put_which_files(tmp_path: Path, fashion_files: Server) -> None:
+def test_without_a_server_it_says_where_to_put_which_files(tmp_path, fashion_files):
     with pytest.raises(DataError, match="could not be downloaded") as caught:
         fetch.fetch("fashion-mnist", tmp_path)  # the official address of the test answers to nobody
     for file in sources.find_source("fashion-mnist").download.files:
@@ -207,30 +207,28 @@ def test_without_a_server_it_says_where_to_put_which_files(tmp_path: Path, fashi
 
 
 @pytest.mark.parametrize(("status", "message"), [(404, "HTTP 404"), (503, "HTTP 503"), (HANG_UP, "closed connection")])
-def test_an_answer_that_is_no_file_is_an_error(
-    tmp_path: Path, fashion_files: Server, status: int, message: str
-) -> None:
+def test_an_answer_that_is_no_file_is_an_error(tmp_path, fashion_files, status, message):
     fashion_files.status = status
     with pytest.raises(DataError, match=message):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
     assert names(tmp_path) == []
 
 
-def test_an_archive_is_unpacked_and_removed(tmp_path: Path, serve) -> None:
+def test_an_archive_is_unpacked_and_removed(tmp_path, serve):
     serve()
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == MEMBERS
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "CINIC-10/"])
-def test_the_tree_of_cinic_is_unpacked_with_and_without_a_top_folder(tmp_path: Path, serve, prefix: str) -> None:
+def test_the_tree_of_cinic_is_unpacked_with_and_without_a_top_folder(tmp_path, serve, prefix):
     tree = {f"{split}/bird/cifar10-{split}-1.png": b"x" for split in ("train", "valid", "test")}
     serve(archive({prefix + name: body for name, body in {**tree, "README.md": b"x"}.items()}), "cinic10")
     assert fetch.fetch("cinic10", tmp_path) == tmp_path / "CINIC-10"
     assert names(tmp_path / "CINIC-10") == sorted(tree)
 
 
-def test_an_archive_cannot_write_elsewhere(tmp_path: Path, serve) -> None:
+def test_an_archive_cannot_write_elsewhere(tmp_path, serve):
     link = tarfile.TarInfo(f"{cifar.FOLDER}/test_batch")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     escapes = dict.fromkeys((f"{cifar.FOLDER}/../../escaped", "/absolute", "../escaped"), b"x")
@@ -242,14 +240,14 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path, serve) -> None:
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 
 
-def test_an_archive_that_is_none_leaves_no_folder(tmp_path: Path, serve) -> None:
+def test_an_archive_that_is_none_leaves_no_folder(tmp_path, serve):
     serve(ARCHIVE[:-20])
     with pytest.raises(DataError, match="not a whole archive"):
         fetch.fetch("cifar10", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [cifar.ARCHIVE]
 
 
-def test_what_the_user_put_there_is_kept(tmp_path: Path, serve) -> None:
+def test_what_the_user_put_there_is_kept(tmp_path, serve):
     server = serve()
     own = tmp_path / cifar.ARCHIVE
     own.write_bytes(b"mine")
@@ -266,7 +264,7 @@ def test_what_the_user_put_there_is_kept(tmp_path: Path, serve) -> None:
     assert server.asked == []
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, fashion_files: Server) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, fashion_files):
     (tmp_path / "FashionMNIST").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot be written"):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
@@ -282,6 +280,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, fashion_fil
         ("cifar10", "http://[bad", "could not be downloaded"),
     ],
 )
-def test_mistakes_are_explained(tmp_path: Path, name: str, mirror: str | None, message: str) -> None:
+def test_mistakes_are_explained(tmp_path, name, mirror, message):
     with pytest.raises(DataError, match=message):
         fetch.fetch(name, tmp_path, mirror)

@@ -24,7 +24,7 @@ def noise(size: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8))
 
 
-def test_the_middle_square_is_taken_and_one_of_the_right_size_keeps_its_pixels(tmp_path: Path) -> None:
+def test_the_middle_square_is_taken_and_one_of_the_right_size_keeps_its_pixels(tmp_path):
     stripes = np.zeros((10, 30, 3), dtype=np.uint8)
     stripes[:, :10], stripes[:, 10:20], stripes[:, 20:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
     for pixels in (stripes, stripes.transpose(1, 0, 2)):
@@ -32,18 +32,18 @@ def test_the_middle_square_is_taken_and_one_of_the_right_size_keeps_its_pixels(t
     np.testing.assert_array_equal(read(save(tmp_path / "b.png", noise(32)), 32, 3), np.asarray(noise(32)))
 
 
-def test_shrinking_averages_and_does_not_skip_pixels(tmp_path: Path) -> None:
+def test_shrinking_averages_and_does_not_skip_pixels(tmp_path):
     board = np.indices((64, 96)).sum(axis=0) % 2 * 255
     shrunk = read(save(tmp_path / "a.png", Image.fromarray(board.astype(np.uint8))), 8, 1)
     assert abs(shrunk[1:-1, 1:-1].astype(int) - 127).max() <= 3
 
 
-def test_small_images_grow_and_long_ones_do_not_vanish(tmp_path: Path) -> None:
+def test_small_images_grow_and_long_ones_do_not_vanish(tmp_path):
     assert (read(save(tmp_path / "a.png", Image.new("RGB", (1, 1), (9, 8, 7))), 16, 3) == (9, 8, 7)).all()
     assert read(save(tmp_path / "b.png", Image.new("L", (700, 3), 5)), 16, 1).shape == (16, 16, 1)
 
 
-def test_the_orientation_in_exif_is_applied(tmp_path: Path) -> None:
+def test_the_orientation_in_exif_is_applied(tmp_path):
     upright = np.zeros((16, 16, 3), dtype=np.uint8)
     upright[:8] = 255  # the sky is above
     exif = Image.Exif()
@@ -54,7 +54,7 @@ def test_the_orientation_in_exif_is_applied(tmp_path: Path) -> None:
     assert pixels[10:].mean() < 15
 
 
-def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
+def test_sixteen_bits_are_scaled_to_eight(tmp_path):
     deep = np.array([[0, 257 * 100], [257 * 100 + 128, 65535]], dtype=np.uint16)
     for name in ("a.png", "a.tif"):
         pixels = read(save(tmp_path / name, Image.fromarray(deep)), 2, 1)
@@ -62,7 +62,7 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
     assert read(tmp_path / "a.png", 2, 3)[1, 1].tolist() == [255, 255, 255]
 
 
-def test_transparency_is_laid_over_black(tmp_path: Path) -> None:
+def test_transparency_is_laid_over_black(tmp_path):
     half = Image.new("RGBA", (4, 4), (200, 100, 50, 128))
     assert abs(read(save(tmp_path / "rgba.png", half), 4, 3)[0, 0].astype(int) - (100, 50, 25)).max() <= 1
     grey = Image.new("LA", (4, 4), (200, 0))
@@ -88,21 +88,19 @@ def test_transparency_is_laid_over_black(tmp_path: Path) -> None:
         (Image.new("RGB", (8, 8), (30, 20, 10)), "a.bmp", (30, 20, 10)),
     ],
 )
-def test_other_modes_become_colour(
-    tmp_path: Path, image: Image.Image, name: str, expected: tuple[int, int, int]
-) -> None:
+def test_other_modes_become_colour(tmp_path, image, name, expected):
     options = {"lossless": True} if name.endswith("webp") else {}
     pixels = read(save(tmp_path / name, image, **options), 8, 3)
     assert abs(pixels.astype(int) - expected).max() <= 2
 
 
-def test_colour_becomes_grey_for_one_channel(tmp_path: Path) -> None:
+def test_colour_becomes_grey_for_one_channel(tmp_path):
     path = save(tmp_path / "a.png", Image.new("RGB", (8, 8), (255, 0, 0)))
     assert read(path, 8, 1).shape == (8, 8, 1)
     assert read(path, 8, 1)[0, 0, 0] == 76  # 0.299 of 255
 
 
-def test_pixels_of_unknown_range_are_refused(tmp_path: Path) -> None:
+def test_pixels_of_unknown_range_are_refused(tmp_path):
     with pytest.raises(images.Unreadable, match="floating-point"):
         read(save(tmp_path / "a.tif", Image.new("F", (8, 8), 0.5)), 8, 3)
     with pytest.raises(images.Unreadable, match="more than 16 bits"):
@@ -119,13 +117,13 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_cores", lambda: 2)
 
 
-def test_processes_give_the_same_pixels_in_the_same_order(tmp_path: Path, in_processes: None) -> None:
+def test_processes_give_the_same_pixels_in_the_same_order(tmp_path, in_processes):
     paths = many(tmp_path)
     expected = np.stack([read(path, 8, 3) for path in paths])
     np.testing.assert_array_equal(decode_all(paths, Rule(8, 3), "decoding"), expected)
 
 
-def test_processes_report_dark_images_too(tmp_path: Path, in_processes: None) -> None:
+def test_processes_report_dark_images_too(tmp_path, in_processes):
     paths = many(tmp_path)
     for path in paths[3:]:
         Image.fromarray(np.full((12, 12), 3000, dtype=np.uint16)).save(path)
@@ -134,9 +132,7 @@ def test_processes_report_dark_images_too(tmp_path: Path, in_processes: None) ->
 
 
 @pytest.mark.parametrize("fixtures", ["", "in_processes"])
-def test_every_file_that_is_no_image_is_named(
-    tmp_path: Path, fixtures: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_file_that_is_no_image_is_named(tmp_path, fixtures, request, monkeypatch):
     if fixtures:
         request.getfixturevalue(fixtures)
     monkeypatch.setattr(images, "MOST_PROBLEMS", 3)
@@ -150,7 +146,7 @@ def test_every_file_that_is_no_image_is_named(
     assert lines[3:] == ["and 1 more files"]
 
 
-def test_a_process_that_dies_is_an_error(tmp_path: Path, in_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_an_error(tmp_path, in_processes, monkeypatch):
     program = tmp_path / "dies.py"
     program.write_text("raise SystemExit(3)")
     monkeypatch.setattr(images, "__file__", str(program))

@@ -33,7 +33,7 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_four_arrays_make_a_data_set(tmp_path: Path) -> None:
+def test_four_arrays_make_a_data_set(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path)}")
     np.testing.assert_array_equal(dataset.images, arrays()["images"])
     assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2]
@@ -42,7 +42,7 @@ def test_four_arrays_make_a_data_set(tmp_path: Path) -> None:
     assert (dataset.labelled, dataset.site, dataset.sites) == (None, None, ())
 
 
-def test_every_optional_array_is_used(tmp_path: Path) -> None:
+def test_every_optional_array_is_used(tmp_path):
     path = write(
         tmp_path,
         classes=np.array(["x", "y", "z", "never seen"]),
@@ -62,24 +62,24 @@ def test_every_optional_array_is_used(tmp_path: Path) -> None:
     assert dataset.sites == ("north", "south")
 
 
-def test_names_are_composed_as_those_of_folders_are(tmp_path: Path) -> None:
+def test_names_are_composed_as_those_of_folders_are(tmp_path):
     decomposed = np.array(["cafe\u0301", "y", "z"])
     assert sources.load(f"npz:{write(tmp_path, classes=decomposed)}").classes == ("caf\u00e9", "y", "z")
 
 
-def test_grey_images_need_no_channel_axis(tmp_path: Path) -> None:
+def test_grey_images_need_no_channel_axis(tmp_path):
     images = np.zeros((6, 5, 7), dtype=np.uint8)
     path = write(tmp_path, images=images, test_images=images[:2], mean=np.float64(0.5), std=np.float64(0.5))
     assert sources.load(f"npz:{path}").shape == (5, 7, 1)
 
 
-def test_unknown_labels_are_unlabelled_images(tmp_path: Path) -> None:
+def test_unknown_labels_are_unlabelled_images(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path, labels=np.array([0, -1, 1, -1, 1, 2]))}")
     assert dataset.labelled is not None
     assert dataset.labelled.tolist() == [True, False, True, False, True, True]
 
 
-def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
+def test_sites_without_names_are_numbered(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path, site=np.array([0, 1, 2, 0, 1, 2]))}")
     assert dataset.sites == ("0", "1", "2")
 
@@ -101,14 +101,14 @@ def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
         ({"site": np.array([0, 0, 0, 0, 0, 2])}, "site '1' owns no image"),
     ],
 )
-def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path, changes, message):
     path = write(tmp_path, **changes)
     with pytest.raises(DataError, match=message) as caught:
         sources.load(f"npz:{path}")
     assert str(path) in str(caught.value)
 
 
-def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path):
     marker = tmp_path / "marker"
 
     class Attack:
@@ -122,14 +122,14 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "mine.npz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"mine\.npz"):
         sources.load(f"npz:{path}")
 
 
-def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+def test_a_member_that_is_no_array_is_refused(tmp_path):
     path = write(tmp_path, labels=None)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("labels", b"0 1 2 0 1 2")
@@ -138,7 +138,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "absent.npz", "."])
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         sources.load(f"npz:{name}")
@@ -146,9 +146,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytes
 
 @settings(deadline=None, max_examples=80)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_file_is_read_or_refused_but_never_crashes(
-    tmp_path_factory: pytest.TempPathFactory, where: float, value: int, cut: bool
-) -> None:
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(tmp_path_factory, where, value, cut):
     path = write(tmp_path_factory.mktemp("npz"))
     whole = bytearray(path.read_bytes())
     position = int(where * (len(whole) - 1))
