@@ -81,7 +81,7 @@ def single_operations(operation: str, side: int) -> np.ndarray:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_equals_pillow_at_every_level(clothes, operation, channels):
     for side in (28, 33):
-        images = np.concatenate([pictures(clothes, 8, side, channels), edge_cases(side, channels)])
+        images = np.concatenate([pictures(clothes, 4, side, channels), edge_cases(side, channels)])
         decisions = single_operations(operation, side)
         every_image = np.repeat(images, len(decisions), axis=0)
         every_decision = np.tile(decisions, (len(images), 1))

@@ -119,16 +119,9 @@ def assert_near(found, wanted, tolerance=1e-4):
 # --- the same numbers in every format ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"model": "cnn", "norm": "group", "channels": 1},
-        {"model": "resnet9-slim", "norm": "batch", "channels": 3, "size": 16, "classes": 10},
-        {"model": "cnn", "norm": "none", "channels": 1},
-    ],
-    ids=lambda about: "-".join(map(str, about.values())),
-)
-def test_built_in_networks_compute_the_same_everywhere_and_quietly(tmp_path, about, capfd, recwarn):
+def test_a_built_in_network_computes_the_same_everywhere_and_quietly(tmp_path, capfd, recwarn):
+    """A residual network with group norm; the trained run below is a plain one with batch norm."""
+    about = {"model": "resnet9-slim", "norm": "group", "channels": 3, "size": 16, "classes": 10}
     source = model_file(tmp_path / "model.safetensors", **about)
     description, network = model_of(**about)
     files = [feddure.export(source, format=kind) for kind in ("onnx", "torchscript")]
@@ -286,7 +279,6 @@ def test_an_exported_program_is_not_exported_again(exported, tmp_path):
     ("condition", "kind", "message"),
     [
         (three_or_more, "torchscript", "computes something else as torchscript"),
-        (three_or_more, "onnx", "computes something else as onnx"),
         (bright, "onnx", "model 'odd' cannot be written as onnx"),
     ],
 )
