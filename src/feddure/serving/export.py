@@ -14,25 +14,8 @@ from torch import nn
 from feddure import rng
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
-from feddure.serving.load import (
-    EXTRA_FILE,
-    INPUT,
-    KEY,
-    OUTPUTS,
-    Classifier,
-    Description,
-    Program,
-    detect,
-    first_line,
-    import_extra,
-    parse_safetensors,
-    quiet,
-    read_file,
-    read_network,
-    run_module,
-    run_onnx,
-    run_torchscript,
-)
+from feddure.serving import load
+from feddure.serving.load import Classifier, Description, Program
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torchscript": ".pt"}
 OPSET = 18
@@ -56,18 +39,18 @@ def export(
     """
     source = Path(source)
     kind = _format(format, None if out is None else Path(out))
-    path, content = read_file(source)
+    path, content = load.read_file(source)
     target = _default_target(source, kind) if out is None else Path(out)
     _check_target(target, path, force)
-    if detect(content) in ("onnx", "torchscript"):
+    if load.detect(content) in ("onnx", "torchscript"):
         raise RunError(f"{path}: is an exported file, which cannot be exported again; give the run's folder")
-    description, network = read_network(source, ema)
+    description, network = load.read_network(source, ema)
     try:
         written = _WRITERS[kind](network, description)
     except FeddureError:
         raise
     except Exception as problem:  # a user's own network may do what an exporter cannot follow
-        reason = f"{type(problem).__name__}: {first_line(problem)}"
+        reason = f"{type(problem).__name__}: {load.first_line(problem)}"
         raise RunError(f"{source}: model '{description.model}' cannot be written as {kind} ({reason})") from problem
     if not _is_same(written, kind, network, description):
         raise RunError(
@@ -81,31 +64,31 @@ def export(
 def write_safetensors(network: nn.Module, description: Description) -> bytes:
     """The network's whole state in single precision, for `load_state_dict`."""
     tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    return safetensors.torch.save(tensors, {KEY: description.to_json()})
+    return safetensors.torch.save(tensors, {load.KEY: description.to_json()})
 
 
 def write_onnx(network: nn.Module, description: Description) -> bytes:
     """An ONNX graph with a free batch size."""
-    onnx = import_extra("onnx")
+    onnx = load.import_extra("onnx")
     for name in ("onnxscript", "onnxruntime"):  # for PyTorch's exporter, and to compare what it made
-        import_extra(name)
+        load.import_extra(name)
     example = torch.zeros(2, *description.input_shape, dtype=torch.uint8)
-    with quiet():
+    with load.quiet():
         program = torch.onnx.export(
             Classifier(network, description).eval(),
             (example,),
             dynamo=True,
             opset_version=OPSET,
-            input_names=[INPUT],
-            output_names=list(OUTPUTS),
-            dynamic_shapes={INPUT: {0: torch.export.Dim("batch")}},
+            input_names=[load.INPUT],
+            output_names=list(load.OUTPUTS),
+            dynamic_shapes={load.INPUT: {0: torch.export.Dim("batch")}},
             external_data=False,
             verbose=False,
         )
     assert program is not None
     model = program.model_proto
     _forget_origin(model.graph)
-    model.metadata_props.add(key=KEY, value=description.to_json())
+    model.metadata_props.add(key=load.KEY, value=description.to_json())
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString(deterministic=True)
 
@@ -113,10 +96,10 @@ def write_onnx(network: nn.Module, description: Description) -> bytes:
 def write_torchscript(network: nn.Module, description: Description) -> bytes:
     """A TorchScript program: the network as traced, behind a scripted check and normalisation."""
     buffer = io.BytesIO()
-    with quiet(), torch.no_grad():
+    with load.quiet(), torch.no_grad():
         traced = torch.jit.trace(network, torch.zeros(2, *description.input_shape), check_trace=False)
         scripted = torch.jit.script(Classifier(traced, description).eval())
-        torch.jit.save(scripted, buffer, _extra_files={EXTRA_FILE: description.to_json().encode()})
+        torch.jit.save(scripted, buffer, _extra_files={load.EXTRA_FILE: description.to_json().encode()})
     return buffer.getvalue()
 
 
@@ -171,13 +154,13 @@ def _check_target(target: Path, source: Path, force: bool) -> None:
 def _is_same(content: bytes, kind: str, network: nn.Module, description: Description) -> bool:
     """Read the exported model back and try it on noise, one image and several."""
     if kind == "safetensors":
-        read, tensors = parse_safetensors(content, kind)
+        read, tensors = load.parse_safetensors(content, kind)
         return read == description and all(
             torch.equal(tensor, tensors[name]) for name, tensor in network.state_dict().items()
         )
     device = torch.device("cpu")
-    original = run_module(Classifier(network, description).eval(), device)
-    read, exported = (run_onnx if kind == "onnx" else run_torchscript)(content, kind, device)
+    original = load.run_module(Classifier(network, description).eval(), device)
+    read, exported = (load.run_onnx if kind == "onnx" else load.run_torchscript)(content, kind, device)
     return read == description and all(_agree(original, exported, count, description) for count in (1, 3))
 
 
