@@ -23,10 +23,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddure import environment
-from feddure import rng as draws
-from feddure.data import augment, augment_reference, sources
+from feddure import environment, rng
+from feddure.data import augment, sources
 from feddure.errors import FeddureError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from oracle import augment_twin
 
 
 def main() -> None:
@@ -37,12 +39,12 @@ def main() -> None:
     dataset = sources.load("cifar10", options.data_dir)
     images, side = dataset.images[: options.images], dataset.shape[0]
     normalise = augment.Normalise(dataset.mean, dataset.std)
-    raw = draws.bits(len(images) * augment.STRONG_BITS, 0, "benchmark").reshape(len(images), -1)
+    raw = rng.bits(len(images) * augment.STRONG_BITS, 0, "benchmark").reshape(len(images), -1)
     decisions = augment.strong_decisions(raw, side)
     on_device = torch.from_numpy(images).to(device)
 
     def one_by_one() -> np.ndarray:
-        return np.stack([augment_reference.strong(image, row) for image, row in zip(images, decisions, strict=True)])
+        return np.stack([augment_twin.strong(image, row) for image, row in zip(images, decisions, strict=True)])
 
     pillow = on_cpu(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
     clock = on_cuda if device.type == "cuda" else on_cpu

@@ -77,6 +77,12 @@ def federation(
     return Federation(wanted, images, owned or partition(wanted, images), engine or Engine(wanted.engine))
 
 
+def play_round(made: Federation) -> dict[str, Any]:
+    """The record of a federation's next round."""
+    tasks = made.tasks()
+    return made.absorb(tasks, made.engine.run(tasks))
+
+
 def finished(
     wanted: Experiment, images: Dataset, engine: Engine | None = None, owned: Partition | None = None
 ) -> Federation:

@@ -11,12 +11,11 @@ from torch import nn
 from feddure import config, data, methods
 from feddure import nn as networks
 from feddure.config import Experiment
-from feddure.data.dataset import Dataset
-from feddure.data.sources.validation import check
+from feddure.data.dataset import Dataset, check
 from feddure.errors import ConfigError
 from feddure.methods.base import Method
 from feddure.reports.run_report import write_report
-from feddure.serving.network import read_network
+from feddure.serving.load import read_network
 from feddure.simulation import runs
 from feddure.tracking import records
 from feddure.tracking.observer import Observer

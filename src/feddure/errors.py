@@ -1,5 +1,8 @@
 """What this package raises when the user can do something about it."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FeddureError(Exception):
     """A mistake in the input: the message says what was given, what was expected and what to do."""
@@ -19,3 +22,10 @@ class RunError(FeddureError):
 
 class FeddureWarning(UserWarning):
     """Something went on in a way the user should know about."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message: the known name that looks most like this one; nothing where none does."""
+    lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    return f"; did you mean '{lower[close[0]]}'?" if close else ""

@@ -1,6 +1,5 @@
 """A user's own method, network or data set, named by `package.module:name`."""
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -11,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from feddure.errors import FeddureError
+from feddure.errors import FeddureError, did_you_mean
 
 
 def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) -> Any:
@@ -19,8 +18,7 @@ def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) 
     known = list(known)
     module_name, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), name)):
-        close = difflib.get_close_matches(path.lower(), known, n=1, cutoff=0.5)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(path, known)
         raise error(f"{what} '{path}': expected one of {', '.join(known)}, or package.module:name{hint}")
     try:
         with _looking_here():

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import tiny
 from feddure.cli import partition as command
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset
@@ -37,20 +38,8 @@ def refuse(*arguments: str | Path) -> str:
 def hospitals() -> Dataset:
     """Three sites, one of them without unlabelled images; nobody knows the classes of the unlabelled."""
     labels = np.array([0, 1, 0, 1, 0, 1, UNKNOWN, UNKNOWN])
-    images = np.zeros((8, 2, 2, 1), dtype=np.uint8)
-    return Dataset(
-        "hospitals",
-        images,
-        labels,
-        images[:1],
-        labels[:1],
-        ("ill", "well"),
-        (0.5,),
-        (0.25,),
-        labels >= 0,
-        ("north", "south [old]", "west"),
-        np.array([0, 0, 0, 1, 1, 2, 1, 2]),
-    )
+    owners = {"sites": ("north", "south [old]", "west"), "site": np.array([0, 0, 0, 1, 1, 2, 1, 2])}
+    return tiny.dataset(size=8, tests=1, classes=2, labels=labels, labelled=labels >= 0, **owners)
 
 
 @pytest.fixture
@@ -82,32 +71,22 @@ def test_json_plot_and_file_in_one_go(tmp_path):
     assert sorted(file.name for file in plot.parent.iterdir()) == ["partition.npz", "partition.png"]
 
 
-def test_the_table_names_sizes_measures_and_hash():
-    shown = run("--setting", "iid-iid", "--clients", 4)
-    report = json.loads(run("--setting", "iid-iid", "--clients", 4, "--json"))
-    assert report["sha256"] in shown
-    assert "internal imbalance: 0.000" in shown
-    assert "repairs: none needed" in shown
-    assert "labelled: 200 images, 50 to 50 per client" in shown
-
-
-def test_repairs_are_shown():
-    report = json.loads(run("--clients", 20, "--gamma", 0.01, "--json"))
-    moved = sum(repair["number"] for repair in report["repairs"])
-    assert moved > 0
+def test_the_table_shows_hash_measures_and_repairs():
+    for arguments in (["--setting", "iid-iid", "--clients", 4], ["--clients", 20, "--gamma", 0.01]):
+        shown, report = run(*arguments), json.loads(run(*arguments, "--json"))
+        assert report["sha256"] in shown
+        assert f"internal imbalance: {report['internal_imbalance']:.3f}" in shown
+        moved = sum(repair["number"] for repair in report["repairs"])
+        assert (f"images moved to them: {moved}" if moved else "repairs: none needed") in shown
     assert set(report["repairs"][0]) == {"from_client", "to_client", "kind", "number"}
-    assert f"images moved to them: {moved}" in run("--clients", 20, "--gamma", 0.01)
-
-
-def rows(shown: str) -> list[str]:
-    cells = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
-    return [cell for cell in cells if cell]
 
 
 def test_long_tables_show_both_ends_unless_all_is_asked_for():
     many = ["--setting", "iid-iid", "--clients", 30]
-    assert rows(run(*many)) == [*map(str, range(10)), "… 10 more", *map(str, range(20, 30))]
-    assert rows(run(*many, "--all")) == [str(client) for client in range(30)]
+    assert "… 10 more" in run(*many)
+    every = run(*many, "--all")
+    assert "more" not in every
+    assert len(every.splitlines()) > len(run(*many).splitlines())
 
 
 def test_sites_are_clients_by_name(own_data):
@@ -133,10 +112,7 @@ def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):
         (["--gamma", "nan"], "--gamma: nan was given"),
         (["--setting", "dir"], "--setting: 'dir' was given"),
         (["--seed", -1], "--seed: -1 was given"),
-        (
-            ["--labels-per-class", 2, "--label-fraction", 0.1],
-            "--labels-per-class and --label-fraction were both",
-        ),
+        (["--labels-per-class", 2, "--label-fraction", 0.1], "--labels-per-class and --label-fraction were both"),
         (["--labels-per-class", 60], "--labels-per-class 60 (partition.labels_per_class): class "),
         (["--setting", "sites"], "--setting sites"),
     ],
@@ -162,11 +138,6 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, mon
     assert refusal.startswith(f"{option} {tmp_path / name}: ")
     assert message in refusal
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.npz"]
-
-
-def test_help_shows_examples_line_by_line():
-    lines = [line.strip() for line in run("--help").splitlines()]
-    assert "feddure partition --dataset folder:hospitals --setting sites" in lines
 
 
 def test_without_a_plot_matplotlib_is_not_imported():

@@ -1,6 +1,10 @@
 """Partitions: every image dealt once, label counts exact, nobody left short, and the same everywhere."""
 
+import io
+import json
+import zipfile
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +14,10 @@ from hypothesis import strategies as st
 from feddure import config
 from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.partition import Partition, Repair, external_imbalance, internal_imbalance, make
-from feddure.errors import ConfigError
+from feddure.data.partition import Partition, Repair, _seal, external_imbalance, internal_imbalance, make
+from feddure.errors import ConfigError, DataError
 
+FRACTION = {"labels_per_class": None}  # a share of the images, or the data set's own labels
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir", "fedmatch")
 modest = settings(deadline=None, max_examples=60)
 
@@ -161,10 +166,6 @@ def test_a_smaller_label_share_is_part_of_a_larger_one():
     assert few < many
 
 
-def test_another_seed_gives_another_partition():
-    assert make(dataset(), options(), 0).sha256 != make(dataset(), options(), 1).sha256
-
-
 def test_fedmatch_gives_each_type_its_mix():
     data = dataset((1000,) * 10)
     partition = make(data, options(setting="fedmatch", clients=20, labels_per_class=10), 0)
@@ -206,10 +207,6 @@ def test_labels_come_from_marked_images_only_and_the_others_become_unlabelled():
     assert data.labelled[np.concatenate(partition.labelled)].all()
     assert sum(map(len, partition.labelled)) == 2 * 4 * 3
     assert data.labelled[np.concatenate(partition.unlabelled)].sum() == 33 - 24
-
-
-def test_five_labels_per_class_where_nothing_says_otherwise():
-    assert make(dataset(), options(labels_per_class=None), 0).parameters["labels_per_class"] == 5
 
 
 def with_sites() -> Dataset:
@@ -272,70 +269,38 @@ def test_golden_hashes_guard_the_recipe(setting):
     assert partition.sha256 == GOLDEN[setting]
 
 
-def test_parameters_without_effect_do_not_change_the_hash():
-    hashes = {make(dataset(), options(setting="iid-iid", gamma=gamma), 0).sha256 for gamma in (0.1, 0.9)}
-    assert len(hashes) == 1
+def test_the_hash_depends_on_the_seed_but_not_on_parameters_without_effect():
+    wanted = [options(setting="iid-iid", gamma=gamma, labels_per_class=None) for gamma in (0.1, 0.9)]
+    one, other, third = (make(dataset(), wanted[gamma], seed) for gamma, seed in ((0, 0), (1, 0), (0, 1)))
+    assert one.sha256 == other.sha256 != third.sha256
+    assert one.parameters["labels_per_class"] == 5
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("data", "fields", "message"),
     [
-        (
-            {"labels_per_class": 11},
-            r"--labels-per-class 11 \(partition.labels_per_class\): class 'class 0' has 40 images but 44 "
-            "labels would be needed; lower it to at most 9",
-        ),
-        ({"labels_per_class": 10}, "0 of 400 images would be left unlabelled, .* lower it to at most 9"),
-        ({"labels_per_class": None, "clients": 41}, "--labels-per-class 5 .* fewer --clients"),
-        ({"labels_per_class": None, "label_fraction": 1.0}, "--label-fraction 1 .* lower it to at most 0.99"),
-        ({"labels_per_class": None, "label_fraction": 0.99}, None),
-        (
-            {"labels_per_class": None, "label_fraction": 0.005},
-            "--label-fraction 0.005 .*2 of 400 images .* too few for 4",
-        ),
-        ({"labels_per_class": None, "label_fraction": 0.01}, None),
-        ({"label_fraction": 0.1}, "--labels-per-class .* and --label-fraction .* were both given"),
-        ({"setting": "sites"}, "--setting sites .*'synthetic' does not say which site owns"),
+        (dataset(), {"labels_per_class": 11}, r"--labels-per-class 11 .*has 40 images but 44 labels .*at most 9"),
+        (dataset(), {"labels_per_class": 10}, "0 of 400 images would be left unlabelled, .* at most 9"),
+        (dataset(), {"labels_per_class": None, "clients": 41}, "--labels-per-class 5 .* fewer --clients"),
+        (dataset(), {**FRACTION, "label_fraction": 1.0}, "--label-fraction 1 .* lower it to at most 0.99"),
+        (dataset(), {**FRACTION, "label_fraction": 0.005}, "2 of 400 images .* too few for 4"),
+        (dataset(), {"label_fraction": 0.1}, "--labels-per-class .* and --label-fraction .* were both given"),
+        (dataset(), {"setting": "sites"}, "--setting sites .*'synthetic' does not say which site owns"),
+        (dataset((40,) * 9), {"setting": "fedmatch"}, "--setting fedmatch .* 10 classes, but .* has 9"),
+        (dataset((40, 5)), {**FRACTION, "label_fraction": 0.3}, r"'class 1' has 5 images but 7 .* at most 0\.222222"),
+        (marked(dataset((30,) * 3), 1), FRACTION, r"--clients 4 .*: 3 of 90 images would be labelled"),
+        (marked(dataset((30,) * 3), 1), {}, "has 1 labelled images but 8 labels would be needed"),
+        (marked(dataset((30,) * 3), 30), FRACTION, "0 of 90 images would be left unlabelled"),
     ],
 )
-def test_requests_that_cannot_be_met_say_so(fields, message):
-    if message is None:
-        assert make(dataset(), options(**fields), 0).clients == 4
-    else:
-        with pytest.raises(ConfigError, match=message):
-            make(dataset(), options(**fields), 0)
+def test_requests_that_cannot_be_met_say_so(data, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make(data, options(**fields), 0)
 
 
-def test_a_scarce_class_limits_the_label_fraction():
-    with pytest.raises(ConfigError, match=r"class 'class 1' has 5 images but 7 labels .* at most 0\.222222"):
-        make(dataset((40, 5)), options(labels_per_class=None, label_fraction=0.3), 0)
-
-
-def test_too_few_marked_labels_are_an_error():
-    data = marked(dataset((30,) * 3), 1)
-    with pytest.raises(ConfigError, match=r"--clients 4 \(partition.clients\): 3 of 90 images would be labelled"):
-        make(data, options(labels_per_class=None), 0)
-    with pytest.raises(ConfigError, match="has 1 labelled images but 8 labels would be needed"):
-        make(data, options(), 0)
-
-
-def test_all_images_marked_leaves_nothing_unlabelled():
-    with pytest.raises(ConfigError, match="0 of 90 images would be left unlabelled"):
-        make(marked(dataset((30,) * 3), 30), options(labels_per_class=None), 0)
-
-
-def test_fedmatch_needs_ten_classes():
-    with pytest.raises(ConfigError, match=r"--setting fedmatch .* defined for 10 classes, but .* has 9"):
-        make(dataset((40,) * 9), options(setting="fedmatch"), 0)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("clients", 0), ("gamma", 0.0), ("gamma", -1.0), ("gamma", float("nan")), ("gamma", float("inf"))],
-)
-def test_values_without_meaning_are_refused_by_name(field, value):
-    with pytest.raises(ConfigError, match=f"partition.{field}"):
-        config.build({"partition": {field: value}, "clients_per_round": 1})
+@pytest.mark.parametrize("fraction", [0.99, 0.01])
+def test_the_most_and_the_fewest_labels_that_can_be_had(fraction):
+    assert make(dataset(), options(**FRACTION, label_fraction=fraction), 0).clients == 4
 
 
 def hand_made(labelled, unlabelled) -> Partition:
@@ -379,3 +344,92 @@ def test_a_thousand_clients_are_served():
     assert_everything_dealt_once(partition, 6000)
     assert_nobody_short(partition.labelled)
     assert_nobody_short(partition.unlabelled)
+
+
+# --- on disk ---------------------------------------------------------------------------------------------
+SMALL = dataset((6,) * 3)
+
+
+def small() -> Partition:
+    return make(SMALL, config.Partition(clients=2, labels_per_class=1), 0)
+
+
+def test_equal_partitions_are_equal_files(tmp_path):
+    for name in ("one.npz", "two.npz"):
+        small().save(tmp_path / name)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.npz", "two.npz"]
+
+
+def test_numpy_reads_the_file_without_this_package(tmp_path):
+    partition = small()
+    partition.save(tmp_path / "partition.npz")
+    with np.load(tmp_path / "partition.npz", allow_pickle=False) as arrays:
+        sizes = arrays["labelled_sizes"]
+        parts = np.split(arrays["labelled"], np.cumsum(sizes)[:-1])
+        assert json.loads(arrays["about"].item())["sha256"] == partition.sha256
+    assert all(np.array_equal(one, other) for one, other in zip(parts, partition.labelled, strict=True))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "partition.npz"
+    small().save(path)
+    return path
+
+
+@settings(deadline=None, max_examples=100)
+@given(position=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
+def test_a_changed_byte_anywhere_or_a_file_cut_short_is_an_error(saved, tmp_path_factory, position, flip):
+    content = bytearray(saved.read_bytes())
+    place = int(position * len(content))
+    content[place] ^= flip
+    damaged = tmp_path_factory.getbasetemp() / "damaged.npz"
+    damaged.write_bytes(content if flip else content[:place])
+    with pytest.raises(DataError, match=r"damaged\.npz: not a partition, or damaged"):
+        Partition.load(damaged, SMALL)
+
+
+def rewritten(path: Path, **changes: np.ndarray) -> bytes:
+    """The file with other arrays in it, sealed as if it were genuine."""
+    with np.load(path) as arrays:
+        kept = {**dict(arrays), **changes}
+    buffer = io.BytesIO()
+    np.savez(buffer, **kept)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.comment = bytes(64)
+    content = buffer.getvalue()[:-64]
+    return content + _seal(content)
+
+
+def test_indices_that_do_not_match_the_hash_are_an_error(saved, tmp_path):
+    with np.load(saved) as arrays:
+        unlabelled = arrays["unlabelled"].copy()
+    unlabelled[[0, -1]] = unlabelled[[-1, 0]]
+    (tmp_path / "forged.npz").write_bytes(rewritten(saved, unlabelled=unlabelled))
+    with pytest.raises(DataError, match=r"forged\.npz: its indices do not match its hash"):
+        Partition.load(tmp_path / "forged.npz", SMALL)
+
+
+def test_a_file_of_another_format_is_an_error(saved, tmp_path):
+    with np.load(saved) as arrays:
+        about = {**json.loads(arrays["about"].item()), "format": 99}
+    (tmp_path / "later.npz").write_bytes(rewritten(saved, about=np.array(json.dumps(about).encode())))
+    with pytest.raises(DataError, match="written in format 99"):
+        Partition.load(tmp_path / "later.npz", SMALL)
+
+
+def test_a_partition_of_another_data_set_is_an_error(saved):
+    with pytest.raises(DataError, match=r"made for data set 'synthetic' with fingerprint .* 'other'"):
+        Partition.load(saved, dataset((7,) * 3, name="other"))
+
+
+def test_files_that_cannot_be_read_or_written_are_errors(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        Partition.load(tmp_path / "none.npz", SMALL)
+    with pytest.raises(DataError, match="cannot be written"):
+        small().save(tmp_path / "missing" / "partition.npz")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(DataError, match="cannot be written"):
+        small().save(tmp_path / "folder.npz")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.npz"]

@@ -1,11 +1,9 @@
 """The ablations of Table 2, FixMatch and UDA on the engine against their textbook twins, in float64."""
 
-from itertools import combinations
-
 import pytest
 import torch
 
-from feddure.methods import METHODS
+import tiny
 from oracle.client import confident, cross_entropy
 from oracle.feddure_twin import CReg, FReg, RunningMean
 from oracle.pairing import (
@@ -24,7 +22,6 @@ from oracle.pairing import (
     upload_of,
 )
 
-REGULATED = ["f-reg", "c-reg", "avg-f-reg", "avg-c-reg"]
 OTHERS = [name for name in TWINS if name != "feddure"]
 
 
@@ -41,24 +38,11 @@ def after_steps(method, steps=1, twin_class=None, **changes):
     return found, {**state_of(federation, twin), **expected}
 
 
-def global_model_after_a_round(method, **changes):
-    federation = federation_of(experiment_of(method, clients_per_round=2, **changes))
-    tasks = federation.tasks()
-    federation.finish_round(tasks, federation.engine.run(tasks))
-    return federation.server.state["theta"]
-
-
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_step_equals_the_twin(method, norm):
     found, expected = after_steps(method, norm=norm)
     assert_same(found, expected)
-
-
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("method", OTHERS)
-def test_a_round_of_one_client_equals_the_twin(method, norm):
-    assert_same_round(federation_of(experiment_of(method, norm=norm, local_steps=4)))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -107,14 +91,6 @@ def test_the_masks_of_these_tests_let_some_through_and_not_all():
         assert 0 < found["weight"].sum() < len(found["weight"])
 
 
-def test_methods_differ_pairwise_after_one_round():
-    names = ["feddure", *REGULATED, "baseline+maml", "fedavg-fixmatch", "fedavg-uda"]
-    models = {name: global_model_after_a_round(name) for name in names}
-    models["baseline+maml, first order"] = global_model_after_a_round("baseline+maml", feddure__maml_order=1)
-    for one, other in combinations(models, 2):
-        assert distance(models[one], models[other]) > 1e-8, (one, other)
-
-
 def test_avg_c_reg_parts_from_c_reg_in_the_second_step():
     """Before any upload φ̄ is the global model, so the first step of the first round is the same."""
     for steps, same in ((1, True), (2, False)):
@@ -142,8 +118,7 @@ def test_f_reg_memory_changes_nothing_where_no_f_reg_is_the_clients_own(method):
             experiment_of(method, feddure__f_reg_memory=memory, clients_per_round=4, local_steps=1)
         )
         for _ in range(2):
-            tasks = federation.tasks()
-            federation.finish_round(tasks, federation.engine.run(tasks))
+            tiny.play_round(federation)
         states.append(federation.server.state["theta"])
     assert torch.equal(*states)
 
@@ -163,7 +138,7 @@ def test_f_reg_alone_remembers_too():
 # --- the means of earlier rounds ------------------------------------------------------------------------------
 @pytest.mark.parametrize(("method", "part"), [("avg-f-reg", "w"), ("avg-c-reg", "phi")])
 def test_the_server_sends_the_mean_of_all_earlier_uploads(method, part):
-    federation = federation_of(experiment_of(method, clients_per_round=3, local_steps=2))
+    federation = federation_of(experiment_of(method, clients_per_round=2, local_steps=2))
     start = fresh_w(federation, (0, 0, 0)) if part == "w" else federation.server.state["theta"].clone()
     mean = RunningMean(start)
     for _ in range(3):
@@ -179,7 +154,7 @@ def test_the_server_sends_the_mean_of_all_earlier_uploads(method, part):
             assert distance(upload[part], received) > 1e-6  # it learns
             mean.add(upload[part])
         federation.finish_round(tasks, results)
-    assert mean.count == 9
+    assert mean.count == 6
 
 
 @pytest.mark.parametrize("method", ["avg-f-reg", "avg-c-reg"])
@@ -231,7 +206,3 @@ def test_a_twin_with_one_thing_wrong_is_told_apart(method, mutant, shows_in):
     found, expected = after_steps(method, twin_class=mutant)
     apart = {name: distance(found[name], expected[name]) for name in shows_in}
     assert all(value > 1e-7 for value in apart.values()), apart
-
-
-def test_every_ablation_and_baseline_has_a_twin():
-    assert set(TWINS) <= set(METHODS)

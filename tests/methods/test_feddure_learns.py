@@ -57,7 +57,7 @@ def test_d_is_positive_for_right_pseudo_labels_and_negative_for_wrong_ones(metho
     good = warmed_up(federation, task)
     wrong = warmed_up(federation, task, exchange=[1, 2, 3, 0])
     task = replace(task, received={**task.received, **good, "phi": good["theta"]})
-    for seed in range(0, 80, 10):
+    for seed in range(0, 40, 10):
         batch = batch_of(torch.arange(8) % CLASSES, torch.arange(16) % CLASSES, 100 + seed)
         found = {}
         for name, theta in (("right", good["theta"]), ("wrong", wrong["theta"])):
@@ -70,14 +70,12 @@ def test_d_is_positive_for_right_pseudo_labels_and_negative_for_wrong_ones(metho
         assert found["wrong"]["d"] < 0
 
 
-def weights_over_rounds(seed: int, exchange: list[int] | None, rounds: int = 20) -> tuple[Tensor, Tensor, Tensor]:
+def weights_over_rounds(exchange: list[int] | None, rounds: int = 20) -> tuple[Tensor, Tensor, Tensor]:
     """F-reg's weights in the first step of the first and of the last round, and which pseudo labels are right.
 
     The client has unlabelled images of classes 0, 1 and 3 only, labelled ones of all four, and F-reg remembers.
     """
-    experiment = experiment_of(
-        "feddure", norm="group", seed=seed, feddure__f_reg_memory="client", optimizer__learning_rate=5e-3
-    )
+    experiment = experiment_of("feddure", norm="group", feddure__f_reg_memory="client", optimizer__learning_rate=5e-3)
     federation = federation_of(experiment)
     task = federation.tasks()[0]
     received = warmed_up(federation, task, exchange)
@@ -92,15 +90,14 @@ def weights_over_rounds(seed: int, exchange: list[int] | None, rounds: int = 20)
     return weights[0], weights[-1], result.records["pseudo"][0] == classes[0]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_f_reg_learns_to_distrust_the_class_whose_pseudo_labels_are_wrong(seed):
-    first, last, right = weights_over_rounds(seed, exchange=[0, 1, 3, 2])  # class 3 is called 2, always wrongly
+def test_f_reg_learns_to_distrust_the_class_whose_pseudo_labels_are_wrong():
+    first, last, right = weights_over_rounds(exchange=[0, 1, 3, 2])  # class 3 is called 2, always wrongly
     assert right.tolist() == [True, True, False] * 5
     assert last[~right].max() < first[~right].min() - 0.1
     assert last[right].mean() > last[~right].mean() + 0.3
 
 
 def test_f_reg_learns_to_trust_the_same_images_when_their_pseudo_labels_are_right():
-    first, last, right = weights_over_rounds(0, exchange=None)
+    first, last, right = weights_over_rounds(exchange=None)
     assert right.all()
     assert last.min() > first.max() + 0.1

@@ -23,11 +23,7 @@ def federation_of(method, images, owned=None, **changes):
 def finish(method, images, owned=None, **changes):
     """A federation under this method after its last round, and its records."""
     federation = federation_of(method, images, owned, **changes)
-    records = []
-    while federation.round < federation.experiment.rounds:
-        tasks = federation.tasks()
-        records.append(federation.finish_round(tasks, federation.engine.run(tasks)))
-    return federation, records
+    return federation, [tiny.play_round(federation) for _ in range(federation.experiment.rounds)]
 
 
 def without_unlabelled(images):
@@ -51,29 +47,24 @@ class HalfForgotten(FedAvgFixMatch):
     needs = Needs(weak=True)
 
 
+class Plain(FedAvg):
+    """Looks at what it does not need."""
+
+    def step(self, client, batch):
+        return batch.plain
+
+
 @pytest.mark.parametrize(
-    ("method", "used", "line"),
+    ("method", "message"),
     [
-        (Forgotten, "batch.weak", "needs = feddure.Needs(weak=True)"),
-        (HalfForgotten, "batch.strong", "needs = feddure.Needs(weak=True, strong=True)"),
+        (Forgotten, r"'mine' uses batch\.weak.* needs = feddure\.Needs\(weak=True\)"),
+        (HalfForgotten, r"batch\.strong.*Needs\(weak=True, strong=True\)"),
+        (Plain, r"batch\.plain.*Needs\(plain=True\)"),
     ],
 )
-def test_a_view_that_was_not_asked_for_is_no_empty_view(images, method, used, line):
-    with pytest.raises(ConfigError) as caught:
+def test_a_view_that_was_not_asked_for_is_no_empty_view(images, method, message):
+    with pytest.raises(ConfigError, match=message):
         finish(method, images)
-    assert str(caught.value) == f"method 'mine' uses {used}, which is not among its needs: add {line} to its class"
-
-
-def test_every_view_is_guarded(images):
-    for view in ("plain", "weak", "strong"):
-
-        class Looks(FedAvg):
-            def step(self, client, batch, view=view):
-                getattr(batch, view)
-                return super().step(client, batch)
-
-        with pytest.raises(ConfigError, match=rf"batch\.{view}.*Needs\({view}=True\)"):
-            finish(Looks, images)
 
 
 def test_a_client_without_unlabelled_images_has_views_of_none(images):
@@ -110,34 +101,55 @@ def test_a_batch_says_what_it_has(images):
 # --- what a class says ---------------------------------------------------------------------------------
 
 
-class Stepless(feddure.Method):
-    """Has no step."""
+def of(base=FedAvg, **attributes):
+    """A method with these attributes; a function is a hook."""
+    return type("Mine", (base,), attributes)
 
 
-class WordForMemory(FedAvg):
-    memory = "status"
+def step_that_returns(value):
+    def step(self, client, batch):
+        FedAvg.step(self, client, batch)
+        return value
+
+    return step
 
 
-class NumberInMemory(FedAvg):
-    memory = (1,)
-
-
-class WordForNeeds(FedAvg):
-    needs = "weak"
+def allocate_bar(self, client):
+    client.state["bar"] = torch.zeros(1)
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (Stepless, r"method 'mine' has no step; write `def step\(self, client, batch\)`"),
-        (WordForMemory, r"memory is 'status', expected a tuple .*write memory = \(\"status\",\)"),
-        (NumberInMemory, r"memory is \(1,\), expected a tuple of names"),
-        (WordForNeeds, r"needs is 'weak', expected a feddure\.Needs"),
+        (of(feddure.Method), r"method 'mine' has no step; write `def step\(self, client, batch\)`"),
+        (of(memory="status"), r"memory is 'status', expected a tuple .*write memory = \(\"status\",\)"),
+        (of(memory=(1,)), r"memory is \(1,\), expected a tuple of names"),
+        (of(needs="weak"), r"needs is 'weak', expected a feddure\.Needs"),
+        (
+            of(start=lambda self, theta, statistics, classes, seed: {"model": theta, "statistics": statistics}),
+            "start returned 'model', 'statistics', expected also 'theta'",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused_before_the_first_round(images, method, message):
     with pytest.raises(ConfigError, match=message):
         federation_of(method, images)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (of(memory=("foo",), allocate=allocate_bar), r"memory names 'foo', but allocate made 'bar'.*state\[\"foo\"\]"),
+        (of(step=step_that_returns({"loss": 0.3})), r"step returned 'loss' as a float, .* return loss\.detach\(\)"),
+        (of(step=step_that_returns(0.3)), "step returned a float, expected a dictionary of tensors"),
+        (of(step=step_that_returns(torch.zeros(()))), "step returned a Tensor, expected a dictionary of tensors"),
+        (of(aggregate=lambda *_: {}), "aggregate returned nothing, expected also 'theta'"),
+        (of(aggregate=lambda *_: None), "aggregate returned nothing, expected a dictionary of tensors"),
+    ],
+)
+def test_a_hook_that_does_what_it_must_not_is_named(images, method, message):
+    with pytest.raises(ConfigError, match=message):
+        finish(method, images)
 
 
 def test_a_step_may_be_put_in_when_the_method_is_made(images):
@@ -147,38 +159,6 @@ def test_a_step_may_be_put_in_when_the_method_is_made(images):
             self.step = FedAvg(experiment).step
 
     finish(Late, images)
-
-
-def test_memory_of_what_nobody_made(images):
-    class Absent(FedAvg):
-        memory = ("foo",)
-
-        def allocate(self, client):
-            client.state["bar"] = torch.zeros(1)
-
-    with pytest.raises(ConfigError, match=r"memory names 'foo', but allocate made 'bar'.*client\.state\[\"foo\"\]"):
-        finish(Absent, images)
-
-
-# --- what a step does ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ({"loss": 0.3}, r"step returned 'loss' as a float, expected a tensor; return loss\.detach\(\)"),
-        (0.3, "step returned a float, expected a dictionary of tensors"),
-        (torch.zeros(()), "step returned a Tensor, expected a dictionary of tensors"),
-    ],
-)
-def test_what_a_step_returns(images, returned, message):
-    class Returns(FedAvg):
-        def step(self, client, batch):
-            super().step(client, batch)
-            return returned
-
-    with pytest.raises(ConfigError, match=f"method 'mine': {message}"):
-        finish(Returns, images)
 
 
 class Twice(FedAvg):
@@ -218,34 +198,6 @@ def test_a_mistake_is_not_taken_for_a_step_that_no_graph_can_hold(images, monkey
     with pytest.raises(ConfigError, match="not among its needs"):
         federation.engine.run(federation.tasks())
     assert not [warning for warning in recwarn if warning.category is FeddureWarning]
-
-
-# --- what the server keeps -----------------------------------------------------------------------------
-
-
-def test_a_server_starts_with_theta(images):
-    class Parts(FedAvg):
-        def start(self, theta, statistics, classes, seed):
-            return {"model": theta, "statistics": statistics}
-
-    with pytest.raises(ConfigError, match="start returned 'model', 'statistics', expected also 'theta'"):
-        federation_of(Parts, images)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ({}, "aggregate returned nothing, expected also 'theta'"),
-        (None, "aggregate returned nothing, expected a dictionary of tensors"),
-    ],
-)
-def test_a_server_goes_on_with_theta(images, returned, message):
-    class Loses(FedAvg):
-        def aggregate(self, *arguments):
-            return returned
-
-    with pytest.raises(ConfigError, match=message):
-        finish(Loses, images)
 
 
 # --- what fits -----------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from feddure.nn.cnn import SmallCNN
 from feddure.nn.flat import Layout
-from feddure.nn.resnet import ResNet9
+from feddure.nn.networks import ResNet9, SmallCNN
 
 CPU = torch.device("cpu")
 

@@ -5,6 +5,7 @@ import math
 import runpy
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,11 @@ from torch import nn
 
 import feddure
 import folders
-import tiny
 from feddure import nn as networks
 from feddure.data.sources import images
 from feddure.errors import ConfigError, RunError
-from feddure.serving import formats
-from feddure.serving.description import Description
+from feddure.serving.export import write_safetensors
+from feddure.serving.load import Description
 
 onnx = pytest.importorskip("onnx")  # an extra that a machine for GPU tests may lack
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -36,43 +36,37 @@ FORMATS = ("safetensors", "onnx", "torchscript")
 ABOUT = {"model": "cnn", "norm": "batch", "classes": list("abcd"), "mean": [0.35], "std": [0.25]}
 
 
-class Linear(nn.Module):
-    def __init__(self, channels, classes):
+class Odd(nn.Module):
+    """Doubles its logits where a condition holds that a traced graph cannot keep."""
+
+    def __init__(self, channels, classes, condition):
         super().__init__()
         self.head = nn.Linear(channels * 64, classes)
+        self.condition = condition
 
     def forward(self, x):
-        return self.head(x.flatten(1))
+        return self.head(x.flatten(1)) * (2.0 if self.condition(x) else 1.0)
 
 
-class DependsOnTheCount(Linear):
-    """Doubles its logits where there are three images or more."""
-
-    def forward(self, x):
-        return super().forward(x) * (2.0 if len(x) >= 3 else 1.0)
+def three_or_more(x):
+    return len(x) >= 3
 
 
-class DependsOnValues(Linear):
-    """Doubles its logits for bright images."""
-
-    def forward(self, x):
-        return super().forward(x) * (2.0 if x.sum() > 0 else 1.0)
+def bright(x):
+    return x.sum() > 0
 
 
 OWN = """
 from torch import nn
 
-class Patches(nn.Module):
+class Patches(nn.Sequential):
     def __init__(self, channels, classes):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 8, 4, stride=4), nn.GELU(), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        super().__init__(
+            nn.Conv2d(channels, 8, 4, stride=4), nn.GELU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, classes)
         )
-        self.head = nn.Linear(32, classes)
 
     def forward(self, images):
-        features = self.layers(images)
-        return self.head(features.view(images.shape[0], -1))
+        return super().forward(images).view(images.shape[0], -1)
 """
 
 
@@ -99,7 +93,7 @@ def model_of(model="cnn", norm="batch", channels=1, size=8, classes=4):
 
 def model_file(path, **about):
     description, network = model_of(**about)
-    path.write_bytes(formats.write_safetensors(network, description))
+    path.write_bytes(write_safetensors(network, description))
     return path
 
 
@@ -125,22 +119,15 @@ def assert_near(found, wanted, tolerance=1e-4):
 # --- the same numbers in every format ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"model": "cnn", "norm": "batch", "channels": 1},
-        {"model": "cnn", "norm": "group", "channels": 3, "size": 12},
-        {"model": "resnet9-slim", "norm": "group", "channels": 1, "size": 28, "classes": 10},
-        {"model": "resnet9", "norm": "batch", "channels": 3, "size": 32, "classes": 10},
-        {"model": "cnn", "norm": "none", "channels": 1},
-    ],
-    ids=lambda about: "-".join(map(str, about.values())),
-)
-def test_built_in_networks_compute_the_same_everywhere(tmp_path, about):
+def test_a_built_in_network_computes_the_same_everywhere_and_quietly(tmp_path, capfd, recwarn):
+    """A residual network with group norm; the trained run below is a plain one with batch norm."""
+    about = {"model": "resnet9-slim", "norm": "group", "channels": 3, "size": 16, "classes": 10}
     source = model_file(tmp_path / "model.safetensors", **about)
     description, network = model_of(**about)
-    session = onnxruntime.InferenceSession(feddure.export(source, format="onnx"))
-    script = torch.jit.load(feddure.export(source, format="torchscript"))
+    files = [feddure.export(source, format=kind) for kind in ("onnx", "torchscript")]
+    assert capfd.readouterr() == ("", "")
+    assert not list(recwarn)
+    session, script = onnxruntime.InferenceSession(files[0]), torch.jit.load(files[1])
     for count in (1, 7):
         images = noise(description, count)
         wanted = expected(description, network, images)
@@ -148,11 +135,12 @@ def test_built_in_networks_compute_the_same_everywhere(tmp_path, about):
         assert_near([output.numpy() for output in script(torch.from_numpy(images))], wanted)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_trained_run(trained, exported, kind):
+def test_a_trained_run_and_its_averaged_model(trained, exported, tmp_path):
     pixels = folders.IMAGES.test_images
-    wanted = feddure.load_model(trained)(pixels)
-    assert np.abs(feddure.load_model(exported[kind])(pixels) - wanted).max() < 1e-4
+    averaged = feddure.export(trained, tmp_path / "averaged.safetensors", ema=True)
+    for file, ema in (*((file, False) for file in exported.values()), (averaged, True)):
+        wanted = feddure.load_model(trained, ema=ema)(pixels)
+        assert np.abs(feddure.load_model(file)(pixels) - wanted).max() < 1e-4
 
 
 def test_a_network_of_the_users_own(tmp_path, monkeypatch):
@@ -167,17 +155,6 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         feddure.load_model(files[0])
     for file in files[1:]:
         assert np.abs(feddure.load_model(file)(folders.IMAGES.test_images) - wanted).max() < 1e-4
-
-
-def test_the_averaged_model(tmp_path):
-    run = folders.execute(tmp_path / "run", **folders.LONG)
-    federation = tiny.finished(tiny.experiment(folders.LONG), folders.IMAGES)
-    averaged = federation.server.program.network.state_dict(*federation.server.averaged)
-    file = feddure.export(run.folder, tmp_path / "averaged.safetensors", ema=True)
-    found = load_file(file)
-    tiny.assert_near(found, {name: tensor.float() for name, tensor in averaged.items()}, 1e-7)
-    plain = load_file(feddure.export(run.folder, tmp_path / "plain.safetensors"))
-    assert any(not torch.equal(found[name], plain[name]) for name in averaged)
 
 
 # --- what travels with it ------------------------------------------------------------------------------
@@ -203,13 +180,10 @@ def test_the_safetensors_file_loads_strictly_and_in_single_precision(exported):
 
 def test_the_onnx_graph_is_plain(exported):
     model = onnx.load(exported["onnx"])
-    onnx.checker.check_model(model, full_check=True)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
     (images,) = model.graph.input
-    assert images.name == "images"
     assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
     assert [place.dim_param or place.dim_value for place in images.type.tensor_type.shape.dim] == ["batch", 1, 8, 8]
-    assert [output.name for output in model.graph.output] == ["probabilities", "logits"]
 
 
 def test_no_path_of_the_machine_travels(trained, exported):
@@ -218,14 +192,6 @@ def test_no_path_of_the_machine_travels(trained, exported):
         content = exported[kind].read_bytes()
         for words in (b"/home/ada", str(Path(networks.__file__).parent).encode()):
             assert words not in content
-
-
-def test_exporting_says_nothing(tmp_path, capfd, recwarn):
-    source = model_file(tmp_path / "model.safetensors", norm="group")
-    for kind in FORMATS:
-        feddure.export(source, tmp_path / kind, format=kind)
-    assert capfd.readouterr() == ("", "")
-    assert not list(recwarn)
 
 
 def test_numbers_of_another_type_are_refused_by_the_model_itself(exported):
@@ -240,96 +206,84 @@ def test_numbers_of_another_type_are_refused_by_the_model_itself(exported):
 # --- where it lies -------------------------------------------------------------------------------------
 
 
-def test_the_file_has_the_name_of_its_run(tmp_path, monkeypatch):
-    folder = folders.execute(tmp_path / "gamma0.5").folder
-    before = (folder / "model.safetensors").read_bytes()
-    assert feddure.export(folder, format="safetensors") == folder / "gamma0.5.safetensors"
-    monkeypatch.chdir(folder)
-    assert feddure.export(".", format="torchscript") == Path("gamma0.5.pt")
+def test_the_file_has_the_name_of_its_run(copied, monkeypatch):
+    before = (copied / "model.safetensors").read_bytes()
+    assert feddure.export(copied, format="safetensors") == copied / "gamma 0.5.safetensors"
+    monkeypatch.chdir(copied)
+    assert feddure.export(".", format="torchscript") == Path("gamma 0.5.pt")
     assert feddure.export("model.safetensors", format="torchscript") == Path("model.pt")
-    assert (folder / "model.safetensors").read_bytes() == before
+    assert (copied / "model.safetensors").read_bytes() == before
 
 
 def test_the_ending_decides_on_the_format(tmp_path):
     source = model_file(tmp_path / "model.safetensors")
-    assert zipfile.is_zipfile(feddure.export(source, tmp_path / "a.pt"))
+    assert zipfile.is_zipfile(feddure.export(source, tmp_path / "a.PT"))
     assert load_file(feddure.export(source, tmp_path / "a.safetensors"))
-    with pytest.raises(ConfigError, match=r"give --format \(safetensors, onnx, torchscript\)"):
-        feddure.export(source, tmp_path / "a.model")
-    with pytest.raises(ConfigError, match="give --format"):
-        feddure.export(source)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "meant"),
-    [("onnx", "x.pt", "torchscript"), ("torchscript", "x.ONNX", "onnx"), ("onnx", "x.safetensors", "safetensors")],
-)
-def test_an_ending_of_another_format_is_refused(tmp_path, kind, name, meant):
-    with pytest.raises(ConfigError, match=rf"{name}: the ending means {meant}, but --format {kind} was given"):
-        feddure.export(tmp_path, tmp_path / name, format=kind)
-
-
-def test_an_existing_file_is_replaced_only_by_force(tmp_path):
-    source = model_file(tmp_path / "model.safetensors")
-    target = tmp_path / "mine.pt"
-    target.write_text("precious")
-    with pytest.raises(RunError, match=r"mine\.pt: is there already; add --force"):
-        feddure.export(source, target)
-    assert target.read_text() == "precious"
-    feddure.export(source, target, force=True)
-    assert target.read_bytes().startswith(b"PK")
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
+    ("kind", "name", "message"),
     [
-        ("model.safetensors", "is the model to export"),
-        (".", "is a folder"),
-        ("no/such/folder.safetensors", "no such folder"),
+        ("onnx", "x.pt", "ending means torchscript"),
+        ("torchscript", "x.ONNX", "ending means onnx"),
+        ("onnx", "x.safetensors", "ending means safetensors"),
+        (None, "x.model", r"give --format \(safetensors, onnx, torchscript\)"),
+        (None, None, "give --format"),
+        ("pickle", None, "format 'pickle'"),
     ],
 )
-def test_targets_that_are_refused(tmp_path, out, message):
+def test_formats_that_are_refused(tmp_path, kind, name, message):
+    with pytest.raises(ConfigError, match=message):
+        feddure.export(tmp_path, name and tmp_path / name, format=kind)
+
+
+@pytest.mark.parametrize(
+    ("out", "force", "message"),
+    [
+        ("mine.pt", False, r"mine\.pt: is there already; add --force"),
+        ("model.safetensors", True, "is the model to export"),
+        (".", True, "is a folder"),
+        ("no/such/folder.pt", True, "no such folder"),
+    ],
+)
+def test_targets_that_are_refused(tmp_path, out, force, message):
     source = model_file(tmp_path / "model.safetensors")
+    (tmp_path / "mine.pt").write_text("precious")
     before = source.read_bytes()
+    kind = "safetensors" if out.endswith("safetensors") else "torchscript"
     with pytest.raises(RunError, match=message):
-        feddure.export(source, tmp_path / out, format="safetensors", force=True)
+        feddure.export(source, tmp_path / out, format=kind, force=force)
     assert source.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "mine.pt").read_text() == "precious"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["mine.pt", "model.safetensors"]
+    feddure.export(source, tmp_path / "mine.pt", force=True)
+    assert zipfile.is_zipfile(tmp_path / "mine.pt")
 
 
 # --- what cannot be exported ---------------------------------------------------------------------------
 
 
-def test_an_unknown_format_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="format 'pickle': expected one of safetensors, onnx, torchscript"):
-        feddure.export(model_file(tmp_path / "model.safetensors"), format="pickle")
-
-
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
 def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch, missing):
-    source = model_file(tmp_path / "model.safetensors")
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ConfigError, match=rf"need {missing} .*pip install 'feddure\[onnx\]'"):
-        feddure.export(source, format="onnx")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+        feddure.export(model_file(tmp_path / "model.safetensors"), format="onnx")
 
 
-def test_an_exported_program_is_not_exported_again(tmp_path):
-    file = feddure.export(model_file(tmp_path / "model.safetensors"), format="torchscript")
+def test_an_exported_program_is_not_exported_again(exported, tmp_path):
     with pytest.raises(RunError, match="cannot be exported again"):
-        feddure.export(file, format="onnx")
+        feddure.export(exported["torchscript"], tmp_path / "again.onnx")
 
 
 @pytest.mark.parametrize(
-    ("network", "kind", "message"),
+    ("condition", "kind", "message"),
     [
-        (DependsOnTheCount, "torchscript", "computes something else as torchscript"),
-        (DependsOnTheCount, "onnx", "computes something else as onnx"),
-        (DependsOnValues, "onnx", "model 'odd' cannot be written as onnx"),
+        (three_or_more, "torchscript", "computes something else as torchscript"),
+        (bright, "onnx", "model 'odd' cannot be written as onnx"),
     ],
 )
-def test_a_network_that_a_format_cannot_hold_leaves_no_file(tmp_path, network, kind, message):
-    feddure.register_network("odd", network)
+def test_a_network_that_a_format_cannot_hold_leaves_no_file(tmp_path, condition, kind, message):
+    feddure.register_network("odd", partial(Odd, condition=condition))
     source = model_file(tmp_path / "model.safetensors", model="odd")
     with pytest.raises(RunError, match=message):
         feddure.export(source, format=kind)
@@ -369,7 +323,7 @@ def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     for path in photographs(tmp_path / "photographs"):
         for size, channels, depth in ((28, 1, 16), (16, 3, 12)):
             shape = {"size": size, "channels": channels, "depth": depth}
-            wanted = images.read(path, **shape)
+            wanted = images.read(path, images.Rule(**shape))
             assert np.array_equal(read_pixels(path, shape)[0].transpose(1, 2, 0), wanted), path.name
     (best,) = feddure.predict("model.safetensors", "boot.png")
     label, probability = capsys.readouterr().out.split(": ")

@@ -1,7 +1,5 @@
 """Classes of image files: the numbers of training itself, from a folder of ordinary files."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,11 +7,10 @@ from PIL import Image
 import feddure
 import folders
 import tiny
-from feddure import config, data
+from feddure import data
 from feddure.data.sources.folder import load as load_folder
 from feddure.errors import ConfigError, DataError
 from feddure.serving.predict import find_images
-from feddure.simulation import runs
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -41,17 +38,11 @@ def confusion(predictions, classes):
     return counts.tolist()
 
 
-def test_a_trained_model_has_the_accuracy_on_files_that_its_run_reports(tmp_path):
-    images = data.load("fashion-mini")
-    changes = {"method": "fedavg-matched", "rounds": 3, "evaluate_every": 3, "engine.device": "cpu"}
-    run = runs.execute(config.load("demo", changes=changes), images, tmp_path / "run", progress=False)
-    files = save_tests(images, tmp_path / "tests")
-    wanted = run.metrics[-1]["test"]
-    assert wanted["accuracy"] > 0.3
-    for source in (run.folder, *(feddure.export(run.folder, format=kind) for kind in ("onnx", "torchscript"))):
-        found = feddure.predict(source, files, batch=300)
-        assert len(found) == len(images.test_images)
-        assert confusion(found, images.classes) == wanted["confusion"]
+def test_a_trained_model_has_the_accuracy_on_files_that_its_run_reports(tmp_path, trained, exported):
+    files = save_tests(folders.IMAGES, tmp_path / "tests")
+    wanted = feddure.Run(trained).metrics[-1]["test"]["confusion"]
+    for source, batch in zip((trained, *exported.values()), (1, 3, 7, 100), strict=True):
+        assert confusion(feddure.predict(source, files, batch=batch), folders.IMAGES.classes) == wanted
 
 
 def test_colour_images(tmp_path):
@@ -93,7 +84,7 @@ def test_the_depth_of_training_is_the_depth_of_prediction(tmp_path):
     images = data.load(name)
     small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
     folder = folders.execute(tmp_path / "run", images=images, dataset=name, **small).folder
-    for source in (folder, feddure.export(folder, format="onnx")):
+    for source in (folder, feddure.export(folder, format="torchscript")):
         model = feddure.load_model(source)
         found = feddure.predict(model, tmp_path / "data" / "test")
         shares = [[dict(prediction.ranking)[name] for name in images.classes] for prediction in found]
@@ -109,21 +100,15 @@ def test_every_class_in_order_of_probability(tmp_path, trained):
     assert (found.label, found.probability) == found.ranking[0]
 
 
-@pytest.mark.parametrize("batch", [1, 3, 100])
-def test_batches_change_nothing_but_rounding(tmp_path, trained, batch):
-    files = save_tests(folders.IMAGES, tmp_path / "tests")
-    one, other = feddure.predict(trained, files, batch=batch), feddure.predict(trained, files, batch=7)
-    assert [p.file for p in one] == [p.file for p in other]
-    assert np.allclose([p.probability for p in one], [p.probability for p in other], atol=1e-6)
-
-
 def test_an_unreadable_file_is_named_and_the_others_go_on(tmp_path, trained):
     good = save(folders.IMAGES.test_images[0], tmp_path / "photos" / "b.png")
     (tmp_path / "photos" / "a.png").write_text("no picture")
     (tmp_path / "photos" / "c.png").write_bytes(good.read_bytes()[:60])
-    bad, fine, cut = feddure.predict(trained, tmp_path / "photos", batch=2)
+    (tmp_path / "photos" / "d.png").symlink_to("gone.png")
+    bad, fine, cut, gone = feddure.predict(str(trained), [str(tmp_path / "photos")], batch=2)
     assert "not an image" in bad.problem
     assert "damaged" in cut.problem
+    assert gone.problem
     assert fine.problem is None
     assert fine.label in "abcd"
     assert (bad.label, bad.probability, bad.ranking) == (None, None, ())
@@ -137,29 +122,17 @@ def test_files_and_folders_in_the_order_given(tmp_path):
     assert names == ["z.png", "photos/a/0.png", "photos/a/1.png", "photos/b.png"]
 
 
-def test_places_that_are_refused(tmp_path):
+def test_places_that_are_refused(tmp_path, trained):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"typo\.png: there is no such image or folder"):
-        find_images([tmp_path / "typo.png"])
-    with pytest.raises(DataError, match="empty: no image in it"):
-        find_images([tmp_path / "empty"])
-    with pytest.raises(DataError, match="no image"):
-        find_images([])
     (tmp_path / "round").mkdir()
     (tmp_path / "round" / "again").symlink_to(tmp_path / "round")
-    with pytest.raises(DataError, match="a link to a folder that it lies in"):
-        find_images([tmp_path / "round"])
-
-
-def test_a_batch_of_nothing_is_refused(tmp_path, trained):
+    for names, message in (
+        (["typo.png"], r"typo\.png: there is no such image or folder"),
+        (["empty"], "empty: no image in it"),
+        ([], "no image"),
+        (["round"], "a link to a folder that it lies in"),
+    ):
+        with pytest.raises(DataError, match=message):
+            find_images([tmp_path / name for name in names])
     with pytest.raises(ConfigError, match="batch: 0 was given"):
         feddure.predict(trained, save(folders.IMAGES.images[0], tmp_path / "one.png"), batch=0)
-
-
-def test_a_link_to_a_missing_file_in_a_folder_is_a_problem_of_that_file(tmp_path, trained):
-    photos = tmp_path / "photos"
-    save(folders.IMAGES.images[0], photos / "a.png")
-    (photos / "b.png").symlink_to(Path("gone.png"))
-    fine, gone = feddure.predict(str(trained), [str(photos)])
-    assert fine.problem is None
-    assert gone.problem

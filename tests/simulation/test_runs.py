@@ -17,7 +17,7 @@ import tiny
 from feddure import config
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, DataError, FeddureError, RunError
-from feddure.serving.network import read_network
+from feddure.serving.load import read_network
 from feddure.tracking import records
 from folders import LONG, contents, disk_is_full, execute, visible
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddure.cli.lists import names, numbers
-from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients
+from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients, names, numbers
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,11 +1,9 @@
 """`feddure data`: which data sets there are, how to get them, and whether they are whole."""
 
-import dataclasses
 import json
-import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,8 +13,8 @@ from rich.table import Table
 
 from feddure.cli.options import DataDir
 from feddure.data import sources
-from feddure.data.sources import fetch as downloads
-from feddure.data.sources.inspection import Counts, Inspection, inspect
+from feddure.data.dataset import UNKNOWN, Dataset, measure
+from feddure.data.sources.fetch import fetch as fetch_dataset
 from feddure.errors import FeddureWarning
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="List, fetch and check data sets.")
@@ -40,8 +38,8 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         fields = ("name", "about", "classes", "train", "test")
         _print_json(
             [
-                {**{field: getattr(source, field) for field in fields}, "path": str(place) if place else None}
-                for source, place in rows
+                {**{field: getattr(source, field) for field in fields}, "path": str(path) if path else None}
+                for source, path in rows
             ]
         )
         return
@@ -49,9 +47,9 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     table.add_column("classes", justify="right")
     table.add_column("train + test", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
-    for source, place in rows:
+    for source, path in rows:
         size = "" if source.train is None else f"{source.train:,} + {source.test:,}"
-        where = _where(source, place, folder)
+        where = _where(source, path, folder)
         table.add_row(source.name, escape(source.about), str(source.classes or ""), size, escape(where))
     console = Console(highlight=False)
     console.print(table)
@@ -77,11 +75,11 @@ def fetch(
     - `feddure data fetch fashion-mnist --data-dir /data`
     - `feddure data fetch cinic10 --mirror https://example.org/datasets`
     """
-    place = downloads.fetch(name, data_dir, mirror, progress=True)
+    path = fetch_dataset(name, data_dir, mirror, progress=True)
     if as_json:
-        _print_json({"name": name, "path": str(place)})
+        _print_json({"name": name, "path": str(path)})
     else:
-        print(f"{name} is in {place}")
+        print(f"{name} is in {path}")
 
 
 @app.command()
@@ -98,63 +96,92 @@ def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
         dataset = sources.load(name, data_dir, progress=True)
-    report = inspect(dataset, None if ":" in name else sources.find_source(name))
-    report.notes.extend(str(note.message) for note in noted if issubclass(note.category, FeddureWarning))
+    report = _report(dataset, None if ":" in name else sources.find_source(name))
+    report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if as_json:
-        _print_json(dataclasses.asdict(report))
+        _print_json(report)
     else:
-        _print_report(report)
-    if report.official is False:
+        _show(report)
+    if report["official"] is False:
         raise typer.Exit(1)
 
 
-def _where(source: sources.Source, place: Path | None, folder: Path) -> str:
-    if place is None:
-        return "not here" if source.name in downloads.DOWNLOADS else "in your code"
-    if not place.is_relative_to(folder):
+def _where(source: sources.Source, path: Path | None, folder: Path) -> str:
+    if path is None:
+        return "not here" if source.download else "in your code"
+    if not path.is_relative_to(folder):
         return "in the package"
-    return str(place.relative_to(folder)) if place != folder else "the data folder"
+    return str(path.relative_to(folder)) if path != folder else "the data folder"
 
 
-def _print_report(report: Inspection) -> None:
+def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:
+    """What is in a data set, counted and measured; `official` is None where there is nothing to compare with."""
+    labelled = dataset.labels != UNKNOWN if dataset.labelled is None else dataset.labelled
+    classes = [
+        _counts(name, dataset.labels == number, labelled, int((dataset.test_labels == number).sum()))
+        for number, name in enumerate(dataset.classes)
+    ]
+    mean, std = measure(dataset.images)
+    known = source is not None and source.train is not None
+    deviations = source.deviations(dataset) if source is not None and known else []
+    return {
+        "name": dataset.name,
+        "shape": dataset.shape,
+        "train": len(dataset.images),
+        "test": len(dataset.test_images),
+        "unlabelled": None if dataset.labelled is None else int((~labelled).sum()),  # else a partition decides
+        "classes": classes,
+        "sites": [_counts(name, dataset.site == number, labelled, 0) for number, name in enumerate(dataset.sites)],
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "measured_mean": mean,
+        "measured_std": std,
+        "fingerprint": dataset.fingerprint,
+        "official": not deviations if known else None,
+        "deviations": deviations,
+        "notes": [f"class '{counts['name']}' has no test image" for counts in classes if not counts["test"]],
+    }
+
+
+def _counts(name: str, members: Any, labelled: Any, test: int) -> dict[str, Any]:
+    """Images of one class or site; `labelled` counts those whose label the learner may see."""
+    return {"name": name, "train": int(members.sum()), "labelled": int((labelled & members).sum()), "test": test}
+
+
+def _show(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    height, width, channels = report.shape
-    facts = Table("", escape(report.name), show_edge=False, box=None)
-    facts.add_row("images", f"{report.train:,} train, {report.test:,} test")
-    if report.unlabelled is not None:
-        facts.add_row("", f"{report.train - report.unlabelled:,} labelled, {report.unlabelled:,} unlabelled")
+    height, width, channels = report["shape"]
+    facts = Table("", escape(report["name"]), show_edge=False, box=None)
+    facts.add_row("images", f"{report['train']:,} train, {report['test']:,} test")
+    own_labels = report["unlabelled"] is not None
+    if own_labels:
+        facts.add_row("", f"{report['train'] - report['unlabelled']:,} labelled, {report['unlabelled']:,} unlabelled")
     facts.add_row("shape", f"{height} × {width}, {channels} channel{'s' if channels > 1 else ''}")
-    facts.add_row("mean", f"{_numbers(report.mean)}   measured {_numbers(report.measured_mean)}")
-    facts.add_row("std", f"{_numbers(report.std)}   measured {_numbers(report.measured_std)}")
-    facts.add_row("fingerprint", report.fingerprint)
-    if report.official is not None:
-        facts.add_row("official", "yes" if report.official else "[bold red]no[/]")
+    for name in ("mean", "std"):
+        stated, measured = (" ".join(f"{value:.4f}" for value in report[key]) for key in (name, f"measured_{name}"))
+        facts.add_row(name, f"{stated}   measured {measured}")
+    facts.add_row("fingerprint", report["fingerprint"])
+    if report["official"] is not None:
+        facts.add_row("official", "yes" if report["official"] else "[bold red]no[/]")
     console.print(facts, soft_wrap=True)
-    for deviation in report.deviations:
+    for deviation in report["deviations"]:
         console.print(f"  {escape(deviation)}", soft_wrap=True)
-    console.print(_table("class", report.classes, with_labelled=report.unlabelled is not None))
-    if report.sites:
-        console.print(_table("site", report.sites, with_labelled=True, with_test=False))
-    for note in report.notes:
+    console.print(_table("class", report["classes"], ["labelled" if own_labels else "train", "test"]))
+    if report["sites"]:
+        console.print(_table("site", report["sites"], ["train", "labelled"]))
+    for note in report["notes"]:
         console.print(f"note: {escape(note)}", soft_wrap=True)
 
 
-def _table(what: str, rows: list[Counts], with_labelled: bool, with_test: bool = True) -> Table:
-    """A row of counts for each class or site, with the columns that say something."""
-    columns = ["train"] * (what == "site" or not with_labelled)
-    columns += ["labelled"] * with_labelled + ["test"] * with_test
+def _table(what: str, rows: list[dict[str, Any]], columns: list[str]) -> Table:
+    """A row of counts for each class or site."""
     table = Table(what)
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(escape(row.name), *(f"{getattr(row, column):,}" for column in columns))
+        table.add_row(escape(row["name"]), *(f"{row[column]:,}" for column in columns))
     return table
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(f"{value:.4f}" for value in values)
-
-
 def _print_json(value: object) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    print()
+    print(json.dumps(value, indent=2))

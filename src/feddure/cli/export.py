@@ -37,15 +37,14 @@ def export(
     ```
     """
     from feddure.serving.export import export as write_model  # torch takes seconds: only when it is needed
-    from feddure.serving.load import detect
-    from feddure.serving.network import model_file, parse_safetensors, read_bytes
+    from feddure.serving.load import detect, parse_safetensors, read_file
 
     target = write_model(run, out, format=kind, ema=ema, force=force)
-    path = model_file(run)
-    about, _ = parse_safetensors(read_bytes(path), path)
+    path, content = read_file(run)
+    about, _ = parse_safetensors(content, path)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-    if detect(read_bytes(target)) == "safetensors":
+    if detect(target.read_bytes()) == "safetensors":
         console.print(f"{about.model}: weights only, of a network for images [N, {shape}] and {classes} classes")
     else:
         console.print(f"{about.model}: uint8 images [N, {shape}] to probabilities and logits [N, {classes}]")

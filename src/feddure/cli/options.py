@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,12 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")
 ]
 
+_EXAMPLES = {
+    "--methods": "fedavg-matched,feddure",
+    "--settings": "iid-dir,dir-dir",
+    "--datasets": "cifar10,fashion-mnist",
+}
+
 
 def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
     """Refuse a --clients that contradicts the sites of the data, which are the clients under --setting sites."""
@@ -28,3 +35,46 @@ def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None
             f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
             "--setting sites each is one client; leave --clients out"
         )
+
+
+def expect_writable(path: Path | None, option: str, *endings: str) -> None:
+    """Refuse a file that could not be written, before any work is done."""
+    if path is None:
+        return
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"{option} {path}: expected a name that ends in {' or '.join(endings)}")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be written ({error.strerror}); name a file in a folder you may write to"
+        ) from None
+
+
+def make_folder_of(path: Path, option: str) -> None:
+    """Make the folder that a file is to be written into."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: its folder cannot be made ({error.strerror})") from None
+
+
+def names(option: str, text: str | None) -> list[str]:
+    """The names that an option lists with commas between them; none where it was not given."""
+    if text is None:
+        return []
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {_EXAMPLES[option]}")
+    return found
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The whole numbers that an option lists with commas between them."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"{option} {text}: expected whole numbers from 0 with commas between them, such as 0,1,2")
+    return [int(word) for word in words]

@@ -2,8 +2,8 @@
 
 import json
 import re
-import tempfile
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure import config
-from feddure.cli.options import DataDir, expect_clients
+from feddure.cli.options import DataDir, expect_clients, expect_writable, make_folder_of
 from feddure.data import sources
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
@@ -75,8 +75,8 @@ def partition(
     feddure partition --dataset folder:hospitals --setting sites
     ```
     """
-    _check_place(out, "--out", (".npz",))
-    _check_place(plot, "--plot", (".png", ".svg", ".pdf"))
+    expect_writable(out, "--out", ".npz")
+    expect_writable(plot, "--plot", ".png", ".svg", ".pdf")
     options = _options(
         setting=setting,
         clients=CLIENTS if clients is None else clients,
@@ -94,10 +94,10 @@ def partition(
         from feddure.reports import style
 
         picture = bubbles.figure(made, images)
-        _make_folder(plot, "--plot")
+        make_folder_of(plot, "--plot")
         style.save(picture, plot)
     if out is not None:
-        _make_folder(out, "--out")
+        make_folder_of(out, "--out")
         made.save(out)
     report = _report(made, images)
     if as_json:
@@ -113,30 +113,6 @@ def _options(**fields: Any) -> config.Partition:
     except ConfigError as error:
         named = re.sub(r"\bpartition\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(error))
         raise ConfigError(named) from None
-
-
-def _check_place(path: Path | None, option: str, endings: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written, before any work is done."""
-    if path is None:
-        return
-    if path.suffix.lower() not in endings:
-        raise ConfigError(f"{option} {path}: expected a name that ends in {' or '.join(endings)}")
-    if path.is_dir():
-        raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {path}: cannot be written ({error.strerror}); name a file in a folder you may write to"
-        ) from None
-
-
-def _make_folder(path: Path, option: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: its folder cannot be made ({error.strerror})") from None
 
 
 def _report(made: Partition, images: Dataset) -> dict[str, Any]:
@@ -170,13 +146,8 @@ def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
     """The report as a table and a few lines for people."""
     parameters, clients = report["parameters"], report["clients"]
     console = Console(highlight=False, soft_wrap=True)
-    title = [
-        parameters["dataset"],
-        parameters["setting"],
-        f"{len(clients):,} clients",
-        f"seed {parameters['seed']}",
-    ]
-    table = Table(title=escape(", ".join(title)))
+    title = f"{parameters['dataset']}, {parameters['setting']}, {len(clients):,} clients, seed {parameters['seed']}"
+    table = Table(title=escape(title))
     for name in ("client", *_KINDS):
         table.add_column(name, justify="right")
     for kind in _KINDS:
@@ -194,8 +165,8 @@ def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
         sizes = [client[kind] for client in clients]
         absent = [len(client[f"absent_{kind}"]) for client in clients if client[f"absent_{kind}"] is not None]
         console.print(
-            f"{kind}: {sum(sizes):,} images, {min(sizes):,} to {max(sizes):,} per client, mean {_mean(sizes)}"
-            + (f"; {_mean(absent)} classes absent on average" if absent else "; classes are not known")
+            f"{kind}: {sum(sizes):,} images, {min(sizes):,} to {max(sizes):,} per client, mean {fmean(sizes):,.1f}; "
+            + (f"{fmean(absent):,.1f} classes absent on average" if absent else "classes are not known")
         )
     for name in ("internal", "external"):
         value = report[f"{name}_imbalance"]
@@ -210,17 +181,9 @@ def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
 
 
 def _row(client: dict[str, Any]) -> list[str]:
-    name = str(client["client"]) + (f" {client['site']}" if "site" in client else "")
-    sizes = [f"{client[kind]:,}" for kind in _KINDS]
-    return [escape(cell) for cell in (name, *sizes, *(_some(client[f"absent_{kind}"]) for kind in _KINDS))]
-
-
-def _mean(numbers: list[int]) -> str:
-    return f"{sum(numbers) / len(numbers):,.1f}"
-
-
-def _some(names: list[str] | None) -> str:
-    """The first few names and the number of the others."""
-    if names is None:
-        return "not known"
-    return ", ".join(names[:_NAMES]) + (f" + {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+    cells = [f"{client['client']} {client.get('site', '')}".strip(), *(f"{client[kind]:,}" for kind in _KINDS)]
+    for kind in _KINDS:
+        names = client[f"absent_{kind}"]
+        more = f" + {len(names) - _NAMES} more" if names and len(names) > _NAMES else ""
+        cells.append("not known" if names is None else ", ".join(names[:_NAMES]) + more)
+    return [escape(cell) for cell in cells]

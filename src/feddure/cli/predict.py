@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from feddure.cli.options import expect_writable, make_folder_of
 
 if TYPE_CHECKING:
     from feddure.serving.predict import Prediction
@@ -52,8 +53,7 @@ def predict(
     from feddure.serving.load import load_model  # torch takes seconds: only when it is needed
     from feddure.serving.predict import classify, find_images
 
-    if csv_file is not None:
-        _check_csv(csv_file)
+    expect_writable(csv_file, "--csv")
     files = find_images(images)
     trained = load_model(model, device=device, ema=ema)
     found = []
@@ -64,20 +64,9 @@ def predict(
     if not as_json:
         _show(found, top)
     if csv_file is not None:
+        make_folder_of(csv_file, "--csv")
         _write_csv(csv_file, found, trained.classes)
     _name_unreadable(found)
-
-
-def _check_csv(path: Path) -> None:
-    """Refuse a place where no file can be written, before an hour of images is classified."""
-    from feddure.errors import DataError
-
-    if path.is_dir():
-        raise DataError(f"--csv {path}: is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise DataError(f"--csv {path}: there is no folder {path.parent}; make it, or choose another file")
-    if not os.access(path.parent, os.W_OK):
-        raise DataError(f"--csv {path}: nothing may be written into {path.parent}; choose another file")
 
 
 def _record(prediction: "Prediction", top: int) -> dict[str, Any]:
@@ -96,19 +85,14 @@ def _show(found: Sequence["Prediction"], top: int) -> None:
         table.add_column("runners-up")
     for prediction in found:
         if prediction.ranking:
-            (label, probability), *others = prediction.ranking[:top]
-            runners_up = ", ".join(f"{name} {_percent(share)}" for name, share in others)
-            cells = [str(prediction.file), label, _percent(probability), runners_up]
-            table.add_row(*map(Text, cells[: len(table.columns)]))
+            shares = [(name, f"{100 * share:.1f} %") for name, share in prediction.ranking[:top]]
+            runners_up = ", ".join(" ".join(share) for share in shares[1:])
+            table.add_row(*map(Text, [str(prediction.file), *shares[0], runners_up][: len(table.columns)]))
     if table.row_count:
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = WIDE
         console.print(table)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _write_csv(path: Path, found: Iterable["Prediction"], classes: Sequence[str]) -> None:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Merge, Processes, Ray, Together
-from feddure.cli.lists import names, numbers
-from feddure.cli.options import DataDir, Sets
+from feddure.cli.options import DataDir, Sets, names, numbers
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError
 

@@ -3,7 +3,7 @@
 Both are pure functions of uint8 images and of integer decisions, which are made on the CPU from raw random
 bits, one row per image. Since the decisions are known on the CPU, images are sorted by operation
 there and each operation runs once for all its images, without ever waiting for the device.
-`feddure.data.augment_reference` does the same to one image with Pillow.
+`tests/oracle/augment_twin.py` does the same to one image with Pillow.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure.data import colour, geometry, pixels
+from feddure.data import colour, geometry
 from feddure.errors import DataError
 
 OPERATIONS = (
@@ -152,9 +152,9 @@ def _run(
     for part in _chunks(images):
         result = transform(images[part], decisions[part])
         if normalise is None:
-            pixels.unpack(result, out[part])
+            geometry.unpack(result, out[part])
         else:
-            _normalise(pixels.unpack(result, torch.empty_like(images[part])), normalise, out[part])
+            _normalise(geometry.unpack(result, torch.empty_like(images[part])), normalise, out[part])
     return out if normalise is None else out.permute(0, 3, 1, 2)
 
 
@@ -166,8 +166,8 @@ def _chunks(images: Tensor) -> list[slice]:
 
 def _weak(images: Tensor, decisions: np.ndarray) -> Tensor:
     crop, *centre = _send([geometry.crop_row(*decisions[:, :3].T), *decisions[:, 3:].T], images.device)
-    result = pixels.move(pixels.pack(images), crop)
-    return pixels.cut(result, *centre) if centre else result
+    result = geometry.move(geometry.pack(images), crop)
+    return geometry.cut(result, *centre) if centre else result
 
 
 def _strong(images: Tensor, decisions: np.ndarray) -> Tensor:
@@ -187,11 +187,11 @@ def _strong(images: Tensor, decisions: np.ndarray) -> Tensor:
         images.device,
     )
     # Images stay sorted from one slot to the next and come back to their own order before the cutout.
-    result = pixels.move(pixels.pack(images.index_select(0, order)), crop)
+    result = geometry.move(geometry.pack(images.index_select(0, order)), crop)
     _operate(result, first.counts, first_rows, channels)
     result = result.index_select(0, reorder)
     _operate(result, second.counts, second_rows, channels)
-    return pixels.cut(result.index_select(0, restore), y, x)
+    return geometry.cut(result.index_select(0, restore), y, x)
 
 
 class _Slot(NamedTuple):
@@ -216,11 +216,11 @@ def _operate(batch: Tensor, counts: list[int], rows: Tensor, channels: int) -> N
     unchanged, warped, *coloured = counts
     if warped:
         part = slice(unchanged, unchanged + warped)
-        batch[part] = pixels.move(batch[part], rows[part])
+        batch[part] = geometry.move(batch[part], rows[part])
     if any(coloured):
         part = slice(unchanged + warped, None)
-        planes = pixels.planes(batch[part], channels)
-        pixels.copy_channels(colour.recolour(planes.contiguous(), coloured, rows[part]), planes)
+        planes = geometry.planes(batch[part], channels)
+        geometry.copy_channels(colour.recolour(planes.contiguous(), coloured, rows[part]), planes)
 
 
 def _send(columns: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:

@@ -1,9 +1,9 @@
 """Where pixels come from: every crop, flip, rotation, shear and shift as a map of source pixels.
 
-A map lists, for each pixel of the result, the number of its source pixel. Number side² stands for
-a black pixel kept behind every image, so that what lies outside the image needs no special case.
-There are only 162 crops and 90 warps, so all their maps are made once and moving any mix of images
-is one gather.
+A batch is packed into one 32-bit number per pixel, so that moving a pixel moves all its channels at once: an int32
+tensor [n, side² + 1] whose bytes are channels. The last number of every image is a black pixel, the source of
+whatever lies outside the image. A map lists, for each pixel of the result, the number of its source pixel. There are
+only 162 crops and 90 warps, so all their maps are made once and moving any mix of images is one gather.
 """
 
 import math
@@ -11,13 +11,63 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 PADDING = 4
+CUTOUT_GREY = 127
 LEVELS = 9
 OFFSETS = 2 * PADDING + 1
 WARPS = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 
 _CROPS = 2 * OFFSETS * OFFSETS
+
+
+def pack(images: Tensor) -> Tensor:
+    """Pixels of uint8 images [n, side, side, channels]."""
+    count, height, width, channels = images.shape
+    pixels = torch.zeros(count, height * width + 1, dtype=torch.int32, device=images.device)
+    copy_channels(images.permute(0, 3, 1, 2), planes(pixels, channels))
+    return pixels
+
+
+def unpack(pixels: Tensor, out: Tensor) -> Tensor:
+    """Write pixels to uint8 images `out` [n, side, side, channels]."""
+    copy_channels(planes(pixels, out.shape[3]), out.permute(0, 3, 1, 2))
+    return out
+
+
+def copy_channels(source: Tensor, target: Tensor) -> None:
+    """Copy [n, channels, side, side] channel by channel: a CPU likes long lines better than many triples."""
+    for source_plane, target_plane in zip(source.unbind(1), target.unbind(1), strict=True):
+        target_plane.copy_(source_plane)
+
+
+def planes(pixels: Tensor, channels: int) -> Tensor:
+    """The same memory as uint8 [n, channels, side, side]: writing there changes the pixels."""
+    side = _side(pixels)
+    values = pixels.view(torch.uint8).view(*pixels.shape, 4)[:, :-1, :channels]
+    return values.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+
+
+def move(pixels: Tensor, rows: Tensor) -> Tensor:
+    """Fetch every image's pixels from where its row of `source_maps` says."""
+    maps = source_maps(_side(pixels), pixels.device)
+    return pixels.gather(1, maps.index_select(0, rows))
+
+
+def cut(pixels: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Grey out, in place, a square of half the side around each image's (y, x), clipped at the border."""
+    side = _side(pixels)
+    squares = cutout_masks(side, pixels.device)
+    inside = squares.index_select(0, y).unsqueeze(2) & squares.index_select(0, x).unsqueeze(1)
+    kept = pixels[:, :-1].unflatten(1, (side, side))
+    grey = CUTOUT_GREY * 0x010101
+    kept ^= kept.bitwise_xor(grey).bitwise_and_(inside)
+    return pixels
+
+
+def _side(pixels: Tensor) -> int:
+    return math.isqrt(pixels.shape[1] - 1)
 
 
 def crop_row(flip: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> np.ndarray:
@@ -31,7 +81,7 @@ def warp_row(warp: str, level: int, negative: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def source_maps(side: int, device: torch.device) -> torch.Tensor:
+def source_maps(side: int, device: torch.device) -> Tensor:
     """All crops, then all warps, of square images with this side: int64 [252, side² + 1]."""
     maps = [_crop(side, flip, dy, dx) for flip in (0, 1) for dy in range(OFFSETS) for dx in range(OFFSETS)]
     for warp in WARPS:
@@ -42,7 +92,7 @@ def source_maps(side: int, device: torch.device) -> torch.Tensor:
 
 
 @lru_cache(maxsize=8)
-def cutout_masks(side: int, device: torch.device) -> torch.Tensor:
+def cutout_masks(side: int, device: torch.device) -> Tensor:
     """int32 [side, side] with all bits set where a cutout centred at the row's number covers the column's."""
     centre, position = np.indices((side, side))
     offset = position - centre + side // 2 // 2

@@ -113,7 +113,7 @@ def make(dataset: Dataset, options: config.Partition, seed: int) -> Partition:
             images = np.concatenate(pool)
             owners = dataset.site[images]
         else:
-            images, owners = recipes.deal(pool, _spread(options, kind, [len(part) for part in pool], seed))
+            images, owners = recipes.deal(pool, _class_counts(options, kind, [len(part) for part in pool], seed))
             moves = recipes.repair(owners, clients, "partition", seed, "repair", kind)
             repairs += [Repair(rich, poor, kind, number) for rich, poor, number in moves]
         parts[kind] = _by_client(images, owners, clients)
@@ -157,7 +157,7 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
     return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
 
 
-def _spread(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
+def _class_counts(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
     """Counts [client, class] of the setting for labelled or unlabelled images."""
     if options.setting == "fedmatch" and kind == "unlabelled":
         return recipes.fedmatch(totals, options.clients)
@@ -211,12 +211,8 @@ def _pack(partition: Partition) -> bytes:
     for kind in _KINDS:
         arrays[kind], arrays[f"{kind}_sizes"] = _flat(getattr(partition, kind))
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            member.create_system = 3  # the default differs between systems
-            with archive.open(member, "w") as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    with zipfile.ZipFile(buffer, "a") as archive:
         archive.comment = bytes(_SEAL)
     content = buffer.getvalue()[:-_SEAL]
     return content + _seal(content)

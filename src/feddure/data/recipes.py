@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddure import config
-from feddure import rng as draws
+from feddure import config, rng
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.errors import ConfigError
 
@@ -41,7 +40,7 @@ def choose_labels(dataset: Dataset, options: config.Partition, clients: int, see
     shuffled = []
     for number in (*range(len(dataset.classes)), UNKNOWN):
         members = np.flatnonzero(dataset.labels == number)
-        shuffled.append(members[draws.permutation(len(members), "partition", seed, "pool", number)])
+        shuffled.append(members[rng.permutation(len(members), "partition", seed, "pool", number)])
     marked = [pool if dataset.labelled is None else pool[dataset.labelled[pool]] for pool in shuffled[:-1]]
     needed = _labels_needed(dataset, options, clients, marked)
     labelled = [pool[:number] for pool, number in zip(marked, needed, strict=True)]
@@ -57,7 +56,7 @@ def labels_per_class(dataset: Dataset, options: config.Partition) -> int | None:
     return options.labels_per_class
 
 
-def even(totals: list[int], clients: int, *key: draws.Key) -> np.ndarray:
+def even(totals: list[int], clients: int, *key: rng.Key) -> np.ndarray:
     """Counts [client, class]: equal shares; remainders go round, to everyone once before anyone twice.
 
     The order of the round is drawn anew for each class: in a fixed one, whole groups of clients would end up
@@ -68,13 +67,13 @@ def even(totals: list[int], clients: int, *key: draws.Key) -> np.ndarray:
     for column, total in enumerate(totals):
         share, rest = divmod(total, clients)
         counts[:, column] = share
-        lucky = np.lexsort((draws.permutation(clients, *key, column), extra))[:rest]
+        lucky = np.lexsort((rng.permutation(clients, *key, column), extra))[:rest]
         counts[lucky, column] += 1
         extra[lucky] += 1
     return counts
 
 
-def dirichlet(totals: list[int], clients: int, gamma: float, *key: draws.Key) -> np.ndarray:
+def dirichlet(totals: list[int], clients: int, gamma: float, *key: rng.Key) -> np.ndarray:
     """Counts [client, class]: one Dirichlet draw per class, cut at the floor of the cumulative shares."""
     counts = np.empty((clients, len(totals)), dtype=np.int64)
     for column, total in enumerate(totals):
@@ -113,7 +112,7 @@ def minimum_size(images: int, clients: int) -> int:
     return min(MINIMUM, -(-images // (2 * clients)))
 
 
-def repair(owners: np.ndarray, clients: int, *key: draws.Key) -> list[tuple[int, int, int]]:
+def repair(owners: np.ndarray, clients: int, *key: rng.Key) -> list[tuple[int, int, int]]:
     """Bring every client to the minimum, in place; returns (from client, to client, number of images).
 
     Each image comes from the client that is largest at that moment. The minimum is no more than the mean, so
@@ -134,13 +133,13 @@ def repair(owners: np.ndarray, clients: int, *key: draws.Key) -> list[tuple[int,
         gifts.setdefault(rich, []).extend([poor] * number)
     for rich, receivers in gifts.items():
         own = np.flatnonzero(owners == rich)
-        owners[own[draws.sample(len(own), len(receivers), *key, rich)]] = receivers
+        owners[own[rng.sample(len(own), len(receivers), *key, rich)]] = receivers
     return [(rich, poor, number) for (rich, poor), number in sorted(moves.items())]
 
 
-def _shares(clients: int, gamma: float, *key: draws.Key) -> np.ndarray:
+def _shares(clients: int, gamma: float, *key: rng.Key) -> np.ndarray:
     """One Dirichlet draw; where a tiny γ underflows, its limit: one client takes all."""
-    stream = draws.legacy(*key)
+    stream = rng.legacy(*key)
     shares = stream.dirichlet(np.full(clients, min(gamma, _LARGEST_GAMMA)))
     if np.isfinite(shares).all() and shares.sum() > 0.5:
         return shares

@@ -53,9 +53,9 @@ class Adam:
         """One step of `parameters`, in place."""
         with torch.no_grad():
             self.count.add_(1)
-            for place, values in gradient:
-                moments = self.mean[place], self.square[place]
-                self._update(parameters[place], values, *moments, self.count, *self._constants)
+            for part, values in gradient:
+                moments = self.mean[part], self.square[part]
+                self._update(parameters[part], values, *moments, self.count, *self._constants)
 
 
 @cache

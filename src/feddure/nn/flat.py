@@ -80,7 +80,7 @@ class Layout:
         """Gradients of the trained entries, in order, as flat pieces of one type each."""
         parts = [_in_memory_order(gradient).reshape(-1) for gradient in gradients]
         groups = (parts[: self._cast_entries], parts[self._cast_entries :])
-        return [(place, torch.cat(group)) for place, group in zip(self.groups, groups, strict=True) if group]
+        return [(part, torch.cat(group)) for part, group in zip(self.groups, groups, strict=True) if group]
 
 
 Pieces = list[tuple[slice, Tensor]]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddure.errors import ConfigError, FeddureWarning
-from feddure.nn import normalisation, tangent
+from feddure.nn import tangent
 from feddure.nn.flat import Layout, Pieces
+from feddure.nn.networks import NORMS
 
 Named = dict[str, Tensor]
 T = TypeVar("T")
@@ -49,9 +50,10 @@ class Network:
         if not any(p.requires_grad for p in named.values()):
             raise ConfigError("the network has no parameter that can be trained")
         frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
-        self.parameters = Layout(named, _batch_norm_parameters(module), frozen)
+        # Batch norm mixes precisions: activations in the network's arithmetic, scale and shift in full.
+        self.parameters = Layout(named, _parameters_of(nn.modules.batchnorm._BatchNorm, module), frozen)
         self.statistics = Layout({n: b for n, b in module.named_buffers() if b.is_floating_point()})
-        self._normalisation = normalisation.parameters(module)
+        self._normalisation = _parameters_of(NORMS, module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
         self._training = skeleton.train()
@@ -109,8 +111,8 @@ class Network:
     def moved(self, flat: Tensor, gradient: Pieces, rate: float) -> Weights:
         """The weights after one plain step of gradient descent: flat − rate · gradient."""
         parts = {"cast": flat[:0], "precise": flat[:0]}
-        for (place, values), name in zip(gradient, self._group_names(), strict=True):
-            parts[name] = self.fuse(_descend)(flat[place], values, rate)
+        for (part, values), name in zip(gradient, self._group_names(), strict=True):
+            parts[name] = self.fuse(_descend)(flat[part], values, rate)
         return Weights(self.parameters, parts["cast"], parts["precise"], self._frozen(flat))
 
     def leaf_gradients(self, loss: Tensor, weights: Weights, retain: bool = False) -> list[Tensor]:
@@ -252,12 +254,12 @@ def _norms(module: nn.Module) -> list[Any]:
     return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
 
 
-def _batch_norm_parameters(module: nn.Module) -> set[str]:
-    """Batch norm mixes precisions: activations in the network's arithmetic, scale and shift in full."""
+def _parameters_of(layers: type[nn.Module] | tuple[type[nn.Module], ...], module: nn.Module) -> set[str]:
+    """Names of the parameters of all layers of these types."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if isinstance(layer, layers)
         for name, _ in layer.named_parameters()
     }
 

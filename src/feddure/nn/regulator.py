@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import rng as draws
+from feddure import rng
 
 HIDDEN = 128
 
@@ -20,9 +20,9 @@ def size(classes: int) -> int:
     return HIDDEN * classes + HIDDEN + HIDDEN + 1
 
 
-def initial(classes: int, *key: draws.Key) -> np.ndarray:
+def initial(classes: int, *key: rng.Key) -> np.ndarray:
     """Fresh parameters, uniform in ±1/√fan-in as PyTorch's linear layers start."""
-    uniform = draws.bits(size(classes), *key) / 2.0**64 * 2 - 1
+    uniform = rng.bits(size(classes), *key) / 2.0**64 * 2 - 1
     first = HIDDEN * (classes + 1)
     return uniform * np.where(np.arange(size(classes)) < first, 1 / math.sqrt(classes), 1 / math.sqrt(HIDDEN))
 

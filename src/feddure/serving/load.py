@@ -1,15 +1,102 @@
-"""A trained model from wherever it lies: a run folder, or an exported file of any format."""
+"""A trained model from wherever it lies: a run folder, or an exported file of any format.
 
-from collections.abc import Sequence
+Every file holds a description of its model as one JSON text: the metadata `feddure` of a safetensors file, the
+metadata property `feddure` of an ONNX file, the extra file `feddure.json` of a TorchScript file. Exported programs
+take uint8 images [N, channels, size, size] of 0 to 255 and give probabilities and logits [N, classes]; the
+normalisation is part of the model.
+"""
+
+import io
+import json
+import logging
+import shlex
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
+from feddure import nn as networks
+from feddure.data.sources import folder as folder_source
+from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import ConfigError, DataError, RunError
-from feddure.serving.description import Description
-from feddure.serving.formats import Program, run_module, run_onnx, run_torchscript
-from feddure.serving.network import Classifier, model_file, read_bytes, read_network
+from feddure.nn.network import Network
+from feddure.simulation import checkpoint, runs
+from feddure.tracking import records
+from feddure.version import VERSION
+
+KEY = "feddure"
+"""The name under which a file keeps its description."""
+EXTRA_FILE = f"{KEY}.json"
+INPUT, OUTPUTS = "images", ("probabilities", "logits")
+
+Program = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""uint8 images [N, channels, size, size] to probabilities and logits."""
+
+
+class Description(BaseModel):
+    """What has to be known to use a model: its network, its classes in the order of its outputs, its images."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    norm: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]  # per channel, of pixels / 255
+    std: tuple[float, ...]
+    size: int  # images are size × size pixels
+    channels: int
+    depth: int = FULL_DEPTH  # bits of the grey values in 16-bit files
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of one image."""
+        return self.channels, self.size, self.size
+
+    def to_json(self) -> str:
+        """The description as text, with the version that wrote it."""
+        return json.dumps({"version": VERSION, **self.model_dump()}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str | bytes | None, where: object) -> "Description":
+        """The description in a file: an exported one, or the longer header of a run's own model."""
+        try:
+            header: dict[str, Any] = json.loads(text or "{}")
+            if "experiment" in header:
+                side, _, channels = header["shape"]
+                depth = folder_source.depth_of(header["experiment"]["dataset"])
+                header |= {"model": header["experiment"]["model"], "size": side, "channels": channels, "depth": depth}
+            return Description.model_validate(header)
+        except (ValueError, KeyError, TypeError):
+            raise _not_ours(where) from None
+
+
+class Classifier(nn.Module):
+    """A network behind its own normalisation: 8-bit pixels in, probabilities and logits out."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, description: Description):
+        super().__init__()
+        self.network = network
+        for name, values in (("mean", description.mean), ("std", description.std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        # Written so that TorchScript keeps the check: numbers of 0..1 would give confident nonsense.
+        if images.dtype != torch.uint8:
+            raise ValueError("expected uint8 images [N, channels, height, width] of 0 to 255")
+        logits = self.network((images.to(torch.float32) / 255 - self.mean) / self.std)
+        return logits.softmax(1), logits
 
 
 class Model:
@@ -48,21 +135,40 @@ def load_model(source: Path | str, *, device: str = "auto", ema: bool = False) -
     `device` is auto, cpu or cuda; `ema` asks for a run's averaged model instead of the global one.
     """
     source = Path(source)
-    place = _device(device)
-    path = model_file(source)
-    content = read_bytes(path)
+    target = _device(device)
+    path, content = read_file(source)
     kind = detect(content)
     if kind is None:
-        raise RunError(f"{path}: not a model that feddure wrote; give a run folder or an exported file")
+        raise _not_ours(path)
     if kind == "safetensors":
         description, network = read_network(source, ema)
-        return Model(source, description, run_module(Classifier(network, description).eval().to(place), place))
+        return Model(source, description, run_module(Classifier(network, description).eval().to(target), target))
     if ema:
-        raise RunError(f"{source}: the averaged model lies in a run's folder; give that folder with --ema")
+        raise _no_average(source)
     if kind == "onnx" and device == "auto":
-        place = torch.device("cpu")  # the common onnxruntime has no CUDA
-    description, program = (run_onnx if kind == "onnx" else run_torchscript)(content, path, place)
-    return Model(source, description, program)
+        target = torch.device("cpu")  # the common onnxruntime has no CUDA
+    return Model(source, *(run_onnx if kind == "onnx" else run_torchscript)(content, path, target))
+
+
+def read_file(source: Path) -> tuple[Path, bytes]:
+    """The file with the model, that of a run folder or the one that was given, and what is in it."""
+    path = source / runs.MODEL_FILE if source.is_dir() else source
+    if not source.exists():
+        raise RunError(f"{source}: there is no such run folder or model file")
+    if not path.is_file():
+        if (source / records.CONFIG).exists():
+            raise RunError(
+                f"{source}: the run has not finished, its model comes with the last round; "
+                f"go on with: feddure run --out {shlex.quote(str(source))} --resume"
+            )
+        inside = sorted(str(found.parent) for found in source.glob(f"*/{runs.MODEL_FILE}"))
+        if inside:
+            raise RunError(f"{source}: holds several runs; name one of them: {', '.join(inside)}")
+        raise RunError(f"{source}: not a run folder, {runs.MODEL_FILE} is missing")
+    try:
+        return path, path.read_bytes()
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
 
 
 def detect(content: bytes) -> str | None:
@@ -74,9 +180,151 @@ def detect(content: bytes) -> str | None:
     return "onnx" if content.startswith(b"\x08") else None  # the field that comes first: the format's version
 
 
+def read_network(source: Path, ema: bool = False) -> tuple[Description, nn.Module]:
+    """The network of a run folder or safetensors file, ready to evaluate in single precision.
+
+    With `ema` it is the averaged model, which a run with `server.ema` keeps in its last checkpoint.
+    """
+    path, content = read_file(source)
+    about, tensors = parse_safetensors(content, path)
+    module = networks.make(about.model, about.channels, len(about.classes), about.norm, seed=0)
+    if ema:
+        tensors = _averaged(source, module)
+    _fill(module, tensors, path, about)
+    return about, module.eval().requires_grad_(False)
+
+
+def parse_safetensors(content: bytes, where: object) -> tuple[Description, dict[str, Tensor]]:
+    """What is in a model's safetensors file."""
+    try:
+        tensors = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    except (SafetensorError, ValueError) as problem:
+        raise RunError(f"{where}: not a whole safetensors file ({problem})") from None
+    return Description.from_json(header.get("__metadata__", {}).get(KEY), where), tensors
+
+
+def run_module(module: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> Program:
+    """The program of a `Classifier`, or of what TorchScript made of one."""
+
+    def program(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with torch.inference_mode():
+            probabilities, logits = module(torch.from_numpy(images).to(device))
+        return probabilities.cpu().numpy(), logits.cpu().numpy()
+
+    return program
+
+
+def run_torchscript(content: bytes, where: object, device: torch.device) -> tuple[Description, Program]:
+    """The program in a TorchScript file."""
+    extra: dict[str, Any] = {EXTRA_FILE: ""}
+    try:
+        with quiet():
+            module = torch.jit.load(io.BytesIO(content), map_location=device, _extra_files=extra)
+    except RuntimeError:
+        raise RunError(f"{where}: not a whole TorchScript file") from None
+    return Description.from_json(extra[EXTRA_FILE], where), run_module(module, device)
+
+
+def run_onnx(content: bytes, where: object, device: torch.device) -> tuple[Description, Program]:
+    """The program in an ONNX file, run by onnxruntime."""
+    runtime = import_extra("onnxruntime")
+    providers = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        if "CUDAExecutionProvider" not in runtime.get_available_providers():
+            raise ConfigError("this onnxruntime has no CUDA; use --device cpu, or install onnxruntime-gpu in its place")
+        providers.insert(0, "CUDAExecutionProvider")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    try:
+        session = runtime.InferenceSession(content, options, providers=providers)
+    except Exception as problem:  # onnxruntime's own errors have no common class that it exports
+        raise RunError(f"{where}: not an ONNX file that onnxruntime can read ({first_line(problem)})") from None
+
+    def program(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        probabilities, logits = session.run(list(OUTPUTS), {INPUT: images})
+        return probabilities, logits
+
+    return Description.from_json(session.get_modelmeta().custom_metadata_map.get(KEY), where), program
+
+
+def import_extra(name: str) -> Any:
+    """A package that only ONNX files need."""
+    try:
+        return import_module(name)
+    except ImportError as problem:
+        raise ConfigError(f"ONNX files need {name} ({problem}): pip install 'feddure[onnx]'") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Exporters warn about packages that are not needed and about their own future."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def first_line(problem: Exception) -> str:
+    """What an exception says, without what it repeats of its input."""
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__
+
+
+def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path, description: Description) -> None:
+    """Put tensors into their places; only integers, the counters of batch norm, may be left out."""
+    own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    kept = module.state_dict().keys()
+    wanted = {name for name, tensor in own.items() if name in kept and tensor.is_floating_point()}
+    wrong = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
+    wrong |= (wanted - tensors.keys()) | (tensors.keys() - own.keys() - kept)
+    if wrong:
+        raise RunError(
+            f"{path}: its tensors are not those of model '{description.model}' ({', '.join(sorted(wrong)[:3])}); "
+            "use the code of the network that was trained"
+        )
+    with torch.no_grad():
+        for name in own.keys() & tensors.keys():
+            own[name].copy_(tensors[name])
+
+
+def _averaged(source: Path, module: nn.Module) -> dict[str, Tensor]:
+    experiment = runs.read_config(source)
+    if experiment is None:
+        raise _no_average(source)
+    if experiment.server.ema is None:
+        raise RunError(f"{source}: the run kept no averaged model; train with --set server.ema=0.9 to have one")
+    if experiment.batch_norm == "static":
+        raise RunError(
+            f"{source}: the averaged model of a run with batch_norm: static has no statistics of its own; "
+            "leave out --ema, or train with batch_norm: aggregate"
+        )
+    file = source / checkpoint.FILE
+    try:
+        with safe_open(file, framework="pt") as opened:
+            header = checkpoint.read_header(opened.metadata())
+            theta, statistics = (opened.get_tensor(f"averaged.{number}") for number in range(2))
+    except (SafetensorError, OSError) as problem:
+        raise RunError(f"{file}: the averaged model cannot be read ({problem})") from None
+    if header.get("round") != experiment.rounds:
+        raise RunError(f"{file}: not the checkpoint that the finished run left")
+    return Network(module, torch.device("cpu"), "fp32").state_dict(theta, statistics)
+
+
 def _device(wanted: str) -> torch.device:
     if wanted not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device '{wanted}': expected auto, cpu or cuda")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was given but no CUDA device is available; use auto or cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _not_ours(where: object) -> RunError:
+    return RunError(f"{where}: not a model that feddure wrote; give a run folder or an exported file")
+
+
+def _no_average(source: Path) -> RunError:
+    return RunError(f"{source}: the averaged model lies in a run's folder; give that folder with --ema")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from feddure.data.sources.images import Unreadable, read
-from feddure.data.sources.listing import entries
-from feddure.data.sources.progress import bar
+from feddure.data.sources.base import bar
+from feddure.data.sources.folder import files_below
+from feddure.data.sources.images import Rule, Unreadable, read
 from feddure.errors import ConfigError, DataError
 from feddure.serving.load import Model, load_model
 
@@ -54,17 +54,21 @@ def predict(
     `source` is a run's folder, an exported file, or what `load_model` returned. A file that cannot be decoded has its
     `problem` and no ranking; the others go on.
     """
-    places = [images] if isinstance(images, Path | str) else images
-    files = find_images([Path(place) for place in places])
+    paths = [images] if isinstance(images, Path | str) else images
+    files = find_images([Path(path) for path in paths])
     model = source if isinstance(source, Model) else load_model(source, device=device, ema=ema)
     return list(classify(model, files, batch, progress))
 
 
-def find_images(places: Sequence[Path]) -> list[Path]:
+def find_images(paths: Sequence[Path]) -> list[Path]:
     """The files that were named, and those in the folders that were named, by name; hidden ones are passed over."""
-    found = [file for place in places for file in _files(place)]
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such image or folder")
+        found += files_below(path) if path.is_dir() else [path]
     if not found:
-        raise DataError(f"{', '.join(map(str, places)) or 'nothing was given'}: no image in it; name files or folders")
+        raise DataError(f"{', '.join(map(str, paths)) or 'nothing was given'}: no image in it; name files or folders")
     return found
 
 
@@ -88,26 +92,13 @@ def _classify(model: Model, files: Sequence[Path], decoded: Sequence[np.ndarray 
         else:
             row = next(rows)
             order = np.argsort(-row, kind="stable")
-            yield Prediction(file, tuple((model.classes[place], float(row[place])) for place in order))
+            yield Prediction(file, tuple((model.classes[index], float(row[index])) for index in order))
 
 
 def _decode(file: Path, model: Model) -> np.ndarray | str:
     """The image's pixels, or what is wrong with the file."""
     try:
         about = model.description
-        return read(file, about.size, about.channels, depth=about.depth)
+        return read(file, Rule(about.size, about.channels, depth=about.depth))
     except Unreadable as problem:
         return str(problem)
-
-
-def _files(place: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    if not place.is_dir():
-        if not above and not place.exists():
-            raise DataError(f"{place}: there is no such image or folder")
-        yield place
-        return
-    here = place.resolve()
-    if here in above:
-        raise DataError(f"{place}: a link to a folder that it lies in; remove it")
-    for entry in entries(place):
-        yield from _files(entry, (*above, here))

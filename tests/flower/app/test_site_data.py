@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 import federated
-from feddure.data.dataset import UNKNOWN
-from feddure.data.sources import validation
+from feddure.data.dataset import UNKNOWN, check
 from feddure.errors import DataError
 from feddure.flower.app import site_data
 
@@ -102,7 +101,7 @@ def test_own_test_images_are_no_training_images(folder):
     found = load(folder)
     assert set(found.dataset.test_labels) == {2}
     assert 2 not in found.dataset.labels
-    validation.check(found.dataset, "site")
+    check(found.dataset, "site")
 
 
 def test_unknown_classes_are_unknown(folder):

@@ -4,17 +4,14 @@ A name is one of the built-in ones, `folder:PATH`, `npz:PATH`, `package.module:f
 without arguments that returns a `Dataset`, or a name given to `register`.
 """
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
 from feddure import plugins
-from feddure.data.dataset import Dataset
+from feddure.data.dataset import Dataset, check
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
-from feddure.data.sources.places import default_data_dir
-from feddure.data.sources.source import Source
-from feddure.data.sources.validation import check
-from feddure.errors import DataError
+from feddure.data.sources.base import Source, default_data_dir
+from feddure.errors import DataError, did_you_mean
 
 __all__ = ["FORMS", "Source", "default_data_dir", "expect_present", "find_source", "load", "register", "sources"]
 
@@ -71,9 +68,8 @@ def find_source(name: str) -> Source:
     """What is known of a named data set."""
     if name in _SOURCES:
         return _SOURCES[name]
-    close = difflib.get_close_matches(name.lower(), _SOURCES, n=1, cutoff=0.5)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
-    raise DataError(f"there is no data set '{name}'; there are: {', '.join((*_SOURCES, *FORMS))}{hint}")
+    known = ", ".join((*_SOURCES, *FORMS))
+    raise DataError(f"there is no data set '{name}'; there are: {known}{did_you_mean(name, _SOURCES)}")
 
 
 def _call(function: Callable[[], Dataset], name: str) -> Dataset:

@@ -1,19 +1,16 @@
 """CIFAR-10 (Krizhevsky, 2009), from the official "python version": a folder of batches or the archive."""
 
-import shutil
+import pickle
 import tarfile
-import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.pickled import read_batch
-from feddure.data.sources.places import missing
-from feddure.data.sources.source import Source
+from feddure.data.sources.base import Download, File, Source, missing
 from feddure.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -21,9 +18,7 @@ MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 FOLDER = "cifar-10-batches-py"
 ARCHIVE = "cifar-10-python.tar.gz"
-TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST = "test_batch"
-BATCHES = (*TRAIN, TEST)
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 
 def find(data_dir: Path) -> Path | None:
@@ -37,65 +32,114 @@ def find(data_dir: Path) -> Path | None:
 
 def load(data_dir: Path, progress: bool = False) -> Dataset:
     """CIFAR-10, each batch written straight into its place so that memory holds the pixels once."""
-    place = find(data_dir)
-    if place is None:
-        raise DataError(_absence(data_dir))
-    pool = _Pool()
-    for name, file, where in _from_folder(place) if place.is_dir() else _from_archive(place):
-        pool.take(BATCHES.index(name), file, where)
-    absent = [name for number, name in enumerate(BATCHES) if number not in pool.taken]
-    if absent:
-        raise DataError(f"{place}: {', '.join(absent)} not in the archive; delete it and fetch it again")
-    train = len(TRAIN) * pool.batch_size
-    return Dataset(
-        "cifar10",
-        pool.images[:train],
-        pool.labels[:train],
-        pool.images[train:],
-        pool.labels[train:],
-        CLASSES,
-        MEAN,
-        STD,
-    )
-
-
-class _Pool:
-    """All six batches in one array, the test batch last."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    batch_size = 0
-
-    def __init__(self) -> None:
-        self.taken: set[int] = set()
-
-    def take(self, number: int, file: BinaryIO, where: str) -> None:
-        pixels, labels = read_batch(file, where)
-        if not self.taken:
-            self.batch_size = len(pixels)
-            self.images = np.empty((len(BATCHES) * len(pixels), 32, 32, 3), dtype=np.uint8)
-            self.labels = np.empty(len(self.images), dtype=np.int64)
-        if len(pixels) != self.batch_size:
+    path = find(data_dir)
+    if path is None:
+        raise _absence(data_dir)
+    taken: set[str] = set()
+    images = labels = np.empty(0)
+    size = 0
+    for name, file, where in _from_folder(path) if path.is_dir() else _from_archive(path):
+        pixels, targets = read_batch(file, where)
+        if not taken:
+            size = len(pixels)
+            images = np.empty((len(BATCHES) * size, 32, 32, 3), dtype=np.uint8)
+            labels = np.empty(len(images), dtype=np.int64)
+        if len(pixels) != size:
             raise DataError(
-                f"{where}: {len(pixels)} images where the batch before it has {self.batch_size}; all batches "
+                f"{where}: {len(pixels)} images where the batch before it has {size}; all batches "
                 "of CIFAR-10 have the same number, 10000: the file is damaged or is something else"
             )
-        rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-        self.images[rows] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        self.labels[rows] = labels
-        self.taken.add(number)
+        rows = slice(BATCHES.index(name) * size, (BATCHES.index(name) + 1) * size)
+        images[rows] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels[rows] = targets
+        taken.add(name)
+    absent = [name for name in BATCHES if name not in taken]
+    if absent:
+        raise DataError(f"{path}: {', '.join(absent)} not in the archive; delete it and fetch it again")
+    return Dataset("cifar10", images[:-size], labels[:-size], images[-size:], labels[-size:], CLASSES, MEAN, STD)
+
+
+def read_batch(file: BinaryIO, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels [images, 3072] and labels [images] of a batch; `where` names the file in errors."""
+    try:
+        batch = _Unpickler(file, encoding="bytes").load()
+    except Exception as error:  # a damaged pickle fails in every imaginable way, and each means the same
+        raise DataError(
+            f"{where}: not a readable CIFAR batch ({type(error).__name__}: {error}); "
+            "the file is damaged or is something else: delete it and fetch it again"
+        ) from None
+    try:
+        return _fields(batch)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def _empty(*_: Any) -> np.ndarray:
+    return np.empty(0, np.uint8)  # the pickle fills it afterwards
+
+
+def _byte(code: Any, *_: Any) -> np.dtype:
+    # The one type there is, and shared, so that a pickle cannot alter it: numpy trusts a type of the pickle's own
+    # making, which may declare bytes to be pointers.
+    if code not in ("u1", b"u1"):
+        raise pickle.UnpicklingError(f"has numbers of type {code!r}, expected bytes (u1)")
+    return np.dtype(np.uint8)
+
+
+def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
+    return np.frombuffer(raw, kind).reshape(shape, order=order)
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): _empty,
+    ("numpy", "dtype"): _byte,
+    ("_codecs", "encode"): str.encode,  # how Python 3 writes bytes into pickles of protocol 2
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """A pickle is a program that may call any function by name: this one knows what makes an array of bytes."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"names {module}.{name}, which no CIFAR batch needs; it was not run")
+        return _ALLOWED[module, name]
+
+
+def _fields(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(batch, dict):
+        raise ValueError(f"holds a {type(batch).__name__}, expected a dictionary with data and labels")
+    named = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    for key in ("data", "labels"):
+        if key not in named:
+            raise ValueError(f"has no '{key}'; expected a batch of CIFAR-10 (python version)")
+    pixels, labels = named["data"], named["labels"]
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        raise ValueError(f"'data' is a {type(pixels).__name__}, expected an array of bytes")
+    if pixels.shape[1:] != (3072,) or not pixels.flags.c_contiguous:
+        raise ValueError(f"'data' has the shape {list(pixels.shape)}, expected [images, 3072], row by row")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise ValueError("'labels' is not a list of whole numbers")
+    if len(pixels) != len(labels) or not labels:
+        raise ValueError(f"{len(pixels)} images and {len(labels)} labels, expected as many of both")
+    for position, label in enumerate(labels):
+        if not 0 <= label <= 9:
+            raise ValueError(f"label {position} is {label}, expected 0 to 9")
+    return pixels, np.array(labels, dtype=np.int64)
 
 
 def _folders(data_dir: Path) -> tuple[Path, ...]:
     return (data_dir / FOLDER, data_dir / "cifar10" / FOLDER, data_dir)
 
 
-def _absence(data_dir: Path) -> str:
+def _absence(data_dir: Path) -> DataError:
     for folder in _folders(data_dir):
         absent = [name for name in BATCHES if not (folder / name).is_file()]
         if len(absent) < len(BATCHES):
             gone = ", ".join(absent)
-            return f"{folder}: {gone} missing; move the folder away, then `feddure data fetch cifar10`"
+            return DataError(f"{folder}: {gone} missing; move the folder away, then `feddure data fetch cifar10`")
     return missing("cifar10", data_dir, f"{FOLDER}/ or {ARCHIVE}")
 
 
@@ -116,11 +160,7 @@ def _from_archive(archive: Path) -> Iterator[tuple[str, BinaryIO, str]]:
             for member in tar:
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 if folder == FOLDER and name in BATCHES and (packed := tar.extractfile(member)):
-                    # By way of a file: tarfile would hold a batch in memory twice.
-                    with tempfile.TemporaryFile() as file:
-                        shutil.copyfileobj(packed, file, 1 << 20)
-                        file.seek(0)
-                        yield name, file, f"{archive}: {member.name}"
+                    yield name, packed, f"{archive}: {member.name}"  # type: ignore[misc]  # a file in all but type
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DataError(f"{archive}: not a whole .tar.gz ({error}); delete it and fetch it again") from None
 
@@ -139,4 +179,9 @@ SOURCE = Source(
         "test_images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
         "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
     },
+    download=Download(
+        (File(f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}", "c58f30108f718f92721af3b95e74349a", ARCHIVE),),
+        folder=FOLDER,
+        members=rf"{FOLDER}/({'|'.join(BATCHES)}|batches\.meta)",
+    ),
 )

@@ -9,16 +9,16 @@ import hashlib
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from feddure.data.dataset import Dataset
+from feddure.data.sources.base import Download, File, Source, cache_dir, missing
 from feddure.data.sources.cifar import CLASSES
-from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.listing import entries
+from feddure.data.sources.folder import entries
+from feddure.data.sources.images import Rule, decode_all
 from feddure.data.sources.npz import DAMAGE
-from feddure.data.sources.places import cache_dir, missing
-from feddure.data.sources.source import Source
 from feddure.errors import DataError, FeddureWarning
 
 MEAN = (0.47889522, 0.47227842, 0.43047404)
@@ -26,7 +26,7 @@ STD = (0.24205776, 0.23828046, 0.25874835)
 FOLDERS = ("cinic10", "CINIC-10")
 SPLITS = ("train", "test")
 _RULE = Rule(size=32, channels=3, resize=False)
-_ARRAYS = ("images", "labels", "test_images", "test_labels")
+_ARRAYS = ("images", "labels", "test_images", "test_labels")  # as in a Dataset
 
 
 def find(data_dir: Path) -> Path | None:
@@ -39,7 +39,7 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
     """CINIC-10 from the decoded file, which is written first if need be."""
     folder = find(data_dir)
     if folder is None:
-        raise DataError(missing("cinic10", data_dir, "cinic10/ or CINIC-10/ with train/<class>/ and test/<class>/"))
+        raise missing("cinic10", data_dir, "cinic10/ or CINIC-10/ with train/<class>/ and test/<class>/")
     files = {split: _list(folder / split) for split in SPLITS}
     signature = _signature(files)
     stores = _stores(folder)
@@ -51,16 +51,7 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
             arrays[f"{prefix}images"] = decode_all(paths, _RULE, f"decoding {split} images", progress)
             arrays[f"{prefix}labels"] = np.array([label for _, label in files[split]], dtype=np.int64)
         _keep(stores, signature, arrays)
-    return Dataset(
-        name="cinic10",
-        images=arrays["images"],
-        labels=arrays["labels"],
-        test_images=arrays["test_images"],
-        test_labels=arrays["test_labels"],
-        classes=CLASSES,
-        mean=MEAN,
-        std=STD,
-    )
+    return Dataset("cinic10", **arrays, classes=CLASSES, mean=MEAN, std=STD)
 
 
 def _list(split: Path) -> list[tuple[Path, int]]:
@@ -88,11 +79,11 @@ def _signature(files: dict[str, list[tuple[Path, int]]]) -> str:
 
 
 def _stores(folder: Path) -> tuple[Path, Path]:
-    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    return folder.parent / "cinic10-decoded.npz", cache_dir() / f"cinic10-decoded-{place}.npz"
+    tree = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    return folder.parent / "cinic10-decoded.npz", cache_dir() / f"cinic10-decoded-{tree}.npz"
 
 
-def _recall(store: Path, signature: str) -> dict[str, np.ndarray] | None:
+def _recall(store: Path, signature: str) -> dict[str, Any] | None:
     """The arrays of a decoded file, or None if it is missing, damaged or of another tree."""
     try:
         # Opened here because numpy leaves a damaged file open when it gives up on it.
@@ -104,20 +95,13 @@ def _recall(store: Path, signature: str) -> dict[str, np.ndarray] | None:
     return None
 
 
-def _keep(stores: tuple[Path, ...], signature: str, arrays: dict[str, np.ndarray]) -> None:
+def _keep(stores: tuple[Path, ...], signature: str, arrays: dict[str, Any]) -> None:
     for store in stores:
         part = store.with_name(f"{store.name}.{os.getpid()}.part")
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as file:
-                np.savez(
-                    file,
-                    signature=np.array(signature),
-                    images=arrays["images"],
-                    labels=arrays["labels"],
-                    test_images=arrays["test_images"],
-                    test_labels=arrays["test_labels"],
-                )
+                np.savez(file, **{"signature": np.array(signature), **arrays})
             part.replace(store)
             return
         except OSError:
@@ -141,4 +125,15 @@ SOURCE = Source(
     classes=10,
     train=90_000,
     test=90_000,
+    download=Download(
+        (
+            File(
+                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "6ee4d0c996905fe93221de577967a372",
+                "CINIC-10.tar.gz",
+            ),
+        ),
+        folder="CINIC-10",
+        members=r"(?:CINIC-10/)?((?:train|valid|test)/[a-z]+/[^/\\]+\.png)",
+    ),
 )

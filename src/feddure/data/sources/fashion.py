@@ -5,17 +5,18 @@ in the order of the original files, written with numpy.savez_compressed (images,
 test_labels, all uint8; images [N, 28, 28]). The licence of the images is in NOTICE.
 """
 
+import gzip
 import hashlib
 import io
+import struct
+import zlib
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources import idx
-from feddure.data.sources.places import missing
-from feddure.data.sources.source import Source
+from feddure.data.sources.base import Download, File, Source, missing
 from feddure.errors import DataError
 
 CLASSES = (
@@ -32,12 +33,13 @@ CLASSES = (
 )
 MEAN = (0.2860,)
 STD = (0.3530,)
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+MD5 = {
+    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+FILES = tuple(MD5)
 MINI = resources.files("feddure") / "data" / "embedded" / "fashion-mini.npz"
 MINI_SHA256 = "e92d12a9cb02fd61dc1c5fafe5fdb5faaa167a3f0bd19227f23af51dd1466412"
 
@@ -51,10 +53,8 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
     """Fashion-MNIST from its four idx files."""
     folder = find(data_dir)
     if folder is None:
-        raise DataError(_absence(data_dir))
-    images, labels = _pair(folder, *FILES[:2])
-    test_images, test_labels = _pair(folder, *FILES[2:])
-    return _dataset("fashion-mnist", images, labels, test_images, test_labels)
+        raise _absence(data_dir)
+    return _dataset("fashion-mnist", *_pair(folder, *FILES[:2]), *_pair(folder, *FILES[2:]))
 
 
 def load_mini(data_dir: Path, progress: bool = False) -> Dataset:
@@ -63,29 +63,44 @@ def load_mini(data_dir: Path, progress: bool = False) -> Dataset:
     if hashlib.sha256(raw).hexdigest() != MINI_SHA256:
         raise DataError(f"{MINI}: not the file that was released with this package; install the package again")
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-        return _dataset(
-            "fashion-mini", arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"]
+        return _dataset("fashion-mini", **arrays)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The array of unsigned bytes in an idx file (a magic number, the sizes, the bytes) of so many dimensions."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: not a whole gzip file ({error}); delete it and fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    header = 4 + 4 * dimensions
+    if len(raw) < header or raw[:4] != bytes((0, 0, 8, dimensions)):
+        raise DataError(
+            f"{path}: begins with {raw[:4].hex() or 'nothing'}, expected 000008{dimensions:02x}: "
+            f"an idx file of bytes in {dimensions} dimension(s)"
         )
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    expected = int(np.prod(shape, dtype=object))
+    if len(raw) - header != expected:
+        raise DataError(
+            f"{path}: {len(raw) - header} bytes after the header, expected {expected} "
+            f"for the shape {list(shape)}; the file is damaged: delete it and fetch it again"
+        )
+    # A copy, because an array over immutable bytes could not be handed to torch.
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape).copy()
 
 
 def _dataset(
     name: str, images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray
 ) -> Dataset:
-    return Dataset(
-        name,
-        images[..., None],
-        labels.astype(np.int64),
-        test_images[..., None],
-        test_labels.astype(np.int64),
-        CLASSES,
-        MEAN,
-        STD,
-    )
+    labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
+    return Dataset(name, images[..., None], labels, test_images[..., None], test_labels, CLASSES, MEAN, STD)
 
 
 def _pair(folder: Path, images_name: str, labels_name: str) -> tuple[np.ndarray, np.ndarray]:
     images_path, labels_path = _path(folder, images_name), _path(folder, labels_name)
-    images, labels = idx.read(images_path, 3), idx.read(labels_path, 1)
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != (28, 28) or len(images) == 0:
         raise DataError(f"{images_path}: shape {list(images.shape)}, expected images of 28 by 28 pixels")
     if len(images) != len(labels):
@@ -109,11 +124,12 @@ def _absent(folder: Path) -> list[str]:
     return [name for name in FILES if not _path(folder, name).is_file()]
 
 
-def _absence(data_dir: Path) -> str:
+def _absence(data_dir: Path) -> DataError:
     for folder in _folders(data_dir):
         absent = _absent(folder)
         if len(absent) < len(FILES):
-            return f"{folder}: {', '.join(absent)} missing (.gz or not); `feddure data fetch fashion-mnist`"
+            gone = ", ".join(absent)
+            return DataError(f"{folder}: {gone} missing (.gz or not); `feddure data fetch fashion-mnist`")
     return missing("fashion-mnist", data_dir, "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not")
 
 
@@ -131,6 +147,16 @@ SOURCE = Source(
         "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
         "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
     },
+    download=Download(
+        tuple(
+            File(
+                f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
+                md5,
+                f"FashionMNIST/raw/{name}.gz",
+            )
+            for name, md5 in MD5.items()
+        )
+    ),
 )
 MINI_SOURCE = Source(
     name="fashion-mini",

@@ -16,74 +16,15 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from feddure.data.sources import cifar, find_source
-from feddure.data.sources.places import default_data_dir
-from feddure.data.sources.progress import bar
+from feddure.data.sources import find_source, sources
+from feddure.data.sources.base import File, bar, default_data_dir
 from feddure.errors import DataError
 
 _ATTEMPTS = 5
 _SILENCE = 30.0  # seconds without a byte before a connection counts as broken
 _PIECE = 1 << 18
-
-
-@dataclass(frozen=True)
-class File:
-    """One file to download: where from, its MD5 sum, and where to, under the data folder."""
-
-    url: str
-    md5: str
-    path: str
-
-
-@dataclass(frozen=True)
-class Download:
-    """The files of a data set; an archive is unpacked into `folder`, taking only what `members` matches."""
-
-    files: tuple[File, ...]
-    folder: str | None = None
-    members: str = ""
-
-
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_BATCHES = "|".join((*cifar.BATCHES, r"batches\.meta"))
-DOWNLOADS = {
-    "cifar10": Download(
-        (
-            File(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "c58f30108f718f92721af3b95e74349a",
-                cifar.ARCHIVE,
-            ),
-        ),
-        folder=cifar.FOLDER,
-        members=rf"{cifar.FOLDER}/({_BATCHES})",
-    ),
-    "fashion-mnist": Download(
-        tuple(
-            File(f"{_FASHION}{name}.gz", md5, f"FashionMNIST/raw/{name}.gz")
-            for name, md5 in (
-                ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
-                ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
-                ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
-            )
-        )
-    ),
-    "cinic10": Download(
-        (
-            File(
-                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                "6ee4d0c996905fe93221de577967a372",
-                "CINIC-10.tar.gz",
-            ),
-        ),
-        folder="CINIC-10",
-        members=r"(?:CINIC-10/)?((?:train|valid|test)/[a-z]+/[^/\\]+\.png)",
-    ),
-}
 
 
 def fetch(name: str, data_dir: Path | None = None, mirror: str | None = None, progress: bool = False) -> Path:
@@ -93,15 +34,16 @@ def fetch(name: str, data_dir: Path | None = None, mirror: str | None = None, pr
     """
     source = find_source(name)
     data_dir = default_data_dir() if data_dir is None else data_dir
-    if name not in DOWNLOADS:
-        raise DataError(f"{name} is not downloaded from anywhere; those that are: {', '.join(DOWNLOADS)}")
+    download = source.download
+    if download is None:
+        others = ", ".join(other.name for other in sources() if other.download)
+        raise DataError(f"{name} is not downloaded from anywhere; those that are: {others}")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise DataError(f"mirror '{mirror}': expected an address that begins with http:// or https://")
-    download = DOWNLOADS[name]
     archive = data_dir / download.files[0].path
-    place = source.find(data_dir)
-    if place is not None and place != archive:
-        return place
+    found = source.find(data_dir)
+    if found is not None and found != archive:
+        return found
     unpacked = data_dir / download.folder if download.folder else None
     if unpacked is not None and unpacked.exists():
         raise DataError(f"{unpacked}: is there but not complete; move it away and fetch again")
@@ -184,25 +126,17 @@ def _receive(url: str, part: Path, progress: bool) -> str | None:
             part.open("ab" if resumed else "wb") as out,
             bar(part.stem, total, progress, start=start, in_bytes=True) as advance,
         ):
-            try:
-                while piece := _read(response):
-                    out.write(piece)
-                    advance(len(piece))
-            except _Broken as error:
-                return str(error)
+            while True:
+                try:
+                    piece = response.read(_PIECE)
+                except (OSError, http.client.HTTPException) as error:  # out.write's, of a full disk, goes on
+                    return str(error)
+                if not piece:
+                    break
+                out.write(piece)
+                advance(len(piece))
             came = out.tell()
     return None if total is None or came == total else f"the connection broke after {came} of {total} bytes"
-
-
-class _Broken(Exception):
-    """The connection was cut; told apart from a disk that is full."""
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_PIECE)
-    except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error)) from None
 
 
 def _starts_at(response: http.client.HTTPResponse, position: int) -> bool:

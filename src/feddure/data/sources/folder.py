@@ -11,19 +11,19 @@ states how a file becomes a square of that size. Mean and standard deviation are
 """
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import numpy as np
 
-from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
-from feddure.data.sources.listing import entries, files_below, name_of, spelling_problems
-from feddure.data.sources.normalisation import measure
+from feddure.data.dataset import UNKNOWN, Dataset, measure
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
 from feddure.errors import DataError
+
+_LITTER = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def load(where: str, progress: bool = False) -> Dataset:
     sites, images = _training(root, problems)
     tests = list(_labelled(root / "test", problems)) if (root / "test").is_dir() else []
     known = dict.fromkeys(image.class_folder for image in (*images, *tests) if image.class_folder is not None)
-    problems += spelling_problems(known, "class")
+    problems += _spelling_problems(known, "class")
     classes = tuple(sorted({image.kind for image in images if image.kind is not None}))
     if not problems:  # or else these would follow from them
         problems += _class_problems(root, classes, tests)
@@ -75,9 +75,47 @@ def depth_of(name: str) -> int:
     return int(dict(parse_qsl(query)).get("depth", FULL_DEPTH))
 
 
+def entries(folder: Path) -> list[Path]:
+    """The files and folders in a folder by name, without the hidden ones that file managers leave behind."""
+    try:
+        found = [
+            entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name.lower() not in _LITTER
+        ]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror})") from None
+    return sorted(found, key=lambda entry: (name_of(entry), entry.name))
+
+
+def files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The files in a folder and in the folders below it, in the order of their names."""
+    here = folder.resolve()
+    if here in above:
+        raise DataError(f"{folder}: a link to a folder that it lies in; remove it")
+    for entry in entries(folder):
+        if entry.is_dir():
+            yield from files_below(entry, (*above, here))
+        else:
+            yield entry
+
+
+def name_of(folder: Path) -> str:
+    """What a class or site is called after its folder; files are opened under the name that the folder really has."""
+    return composed(folder.name)
+
+
+def composed(name: str) -> str:
+    """A name in the form in which names that look alike are equal (NFC): a Mac writes "ä" as "a" and a mark."""
+    return unicodedata.normalize("NFC", name)
+
+
 def _parse(where: str) -> tuple[Path, Rule]:
     location, _, query = where.partition("?")
     options = {"size": 32, "channels": 3, "depth": FULL_DEPTH}
+    expected = {
+        "size": (range(5, 4097), "5 to 4096 pixels"),
+        "channels": ((1, 3), "1 (grey) or 3 (colour)"),
+        "depth": (range(LEAST_DEPTH, FULL_DEPTH + 1), f"{LEAST_DEPTH} to {FULL_DEPTH} bits"),
+    }
     try:
         given = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
@@ -88,17 +126,13 @@ def _parse(where: str) -> tuple[Path, Rule]:
         if not re.fullmatch("-?[0-9]{1,9}", value):
             raise DataError(f"folder:{where}: {key} is '{value}', expected a whole number")
         options[key] = int(value)
-    if not 5 <= options["size"] <= 4096:
-        raise DataError(f"folder:{where}: size is {options['size']}, expected 5 to 4096 pixels")
-    if options["channels"] not in (1, 3):
-        raise DataError(f"folder:{where}: channels is {options['channels']}, expected 1 (grey) or 3 (colour)")
-    if not LEAST_DEPTH <= options["depth"] <= FULL_DEPTH:
-        expected = f"{LEAST_DEPTH} to {FULL_DEPTH} bits"
-        raise DataError(f"folder:{where}: depth is {options['depth']}, expected {expected}")
+        allowed, text = expected[key]
+        if options[key] not in allowed:
+            raise DataError(f"folder:{where}: {key} is {value}, expected {text}")
     root = Path(location).expanduser()
     if not location or not root.is_dir():
         raise DataError(f"folder:{where}: there is no folder '{location}'; expected labelled/ and test/ in it")
-    return root, Rule(size=options["size"], channels=options["channels"], depth=options["depth"])
+    return root, Rule(options["size"], options["channels"], depth=options["depth"])
 
 
 def _class_problems(root: Path, classes: tuple[str, ...], tests: list[_Image]) -> Iterator[str]:
@@ -106,6 +140,18 @@ def _class_problems(root: Path, classes: tuple[str, ...], tests: list[_Image]) -
         yield f"{root}: classes in labelled/: {', '.join(classes) or 'none'}; expected 2 or more: labelled/<class>/"
     for folder in dict.fromkeys(image.class_folder for image in tests if image.kind not in classes):
         yield f"{folder}: no labelled folder has this class; there are: {', '.join(classes)}"
+
+
+def _spelling_problems(folders: Iterable[Path], what: str) -> Iterator[str]:
+    """Folders whose names differ in capital and small letters alone: nobody means two classes by them."""
+    known: dict[str, Path] = {}
+    for folder in folders:
+        other = known.setdefault(name_of(folder).casefold(), folder)
+        if name_of(other) != name_of(folder):
+            yield (
+                f"{folder}: the {what} '{name_of(folder)}' is written '{name_of(other)}' in {other}; give both "
+                "folders one name"
+            )
 
 
 def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_Image]]:
@@ -117,7 +163,7 @@ def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_I
     if parts & {"labelled", "unlabelled"}:
         problems.append(f"{root}: both clients/ and labelled/ or unlabelled/ are there: use one of the two layouts")
     folders = _subfolders(root / "clients", "site", problems)
-    problems += spelling_problems(folders, "site")
+    problems += _spelling_problems(folders, "site")
     images: list[_Image] = []
     for site, folder in enumerate(folders):
         images += _owned(folder, _parts(folder, {"labelled", "unlabelled"}, problems), problems, site)

@@ -9,13 +9,11 @@ unlabelled.
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.sources.listing import composed
-from feddure.data.sources.validation import check
+from feddure.data.dataset import UNKNOWN, Dataset, check
+from feddure.data.sources.folder import composed
 from feddure.errors import DataError
 
 DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
@@ -60,8 +58,10 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
-    images, test_images = _with_channels(arrays["images"]), _with_channels(arrays["test_images"])
-    labels, test_labels = _whole("labels", arrays["labels"]), _whole("test_labels", arrays["test_labels"])
+    images, test_images = (
+        array[..., None] if array.ndim == 3 else array for array in (arrays["images"], arrays["test_images"])
+    )
+    labels, test_labels = (_whole(name, arrays[name]) for name in ("labels", "test_labels"))
     unknown = labels == UNKNOWN
     site = _whole("site", arrays["site"]) if "site" in arrays else None
     return Dataset(
@@ -77,10 +77,6 @@ def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
         sites=_names("sites", arrays, *([] if site is None else [site])),
         site=site,
     )
-
-
-def _with_channels(images: np.ndarray) -> np.ndarray:
-    return images[..., None] if images.ndim == 3 else images
 
 
 def _whole(name: str, array: np.ndarray) -> np.ndarray:
@@ -105,9 +101,7 @@ def _names(name: str, arrays: dict[str, np.ndarray], *numbers: np.ndarray) -> tu
 
 
 def _numbers(name: str, arrays: dict[str, np.ndarray]) -> tuple[float, ...]:
-    if name not in arrays:
-        return ()
-    array: Any = arrays[name]
+    array = arrays.get(name, np.empty(0))
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{name} is {array.dtype}, expected numbers")
-    return tuple(float(number) for number in np.atleast_1d(array).ravel())
+    return tuple(array.ravel().astype(float).tolist())

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from feddure.data.sources.listing import composed
+from feddure.data.sources.folder import composed
 from feddure.errors import ConfigError
 
 FILE_NAME = "federation.yaml"

@@ -20,9 +20,8 @@ import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources import images as image_files
-from feddure.data.sources.decode import Rule, decode_all
-from feddure.data.sources.images import FULL_DEPTH
-from feddure.data.sources.listing import entries, files_below, name_of
+from feddure.data.sources.folder import entries, files_below, name_of
+from feddure.data.sources.images import FULL_DEPTH, Rule, decode_all
 from feddure.errors import DataError
 from feddure.flower.app import private_files as private
 from feddure.flower.app.description import Description, did_you_mean
@@ -188,7 +187,7 @@ def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) ->
         except DataError:
             for path in paths:
                 try:
-                    pixels.append(image_files.read(path, rule.size, rule.channels, depth=rule.depth)[None])
+                    pixels.append(image_files.read(path, rule)[None])
                     problems.append("")
                 except image_files.Unreadable as problem:
                     problems.append(str(problem))

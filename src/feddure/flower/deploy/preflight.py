@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from feddure import config
-from feddure.data.sources.listing import entries, files_below
+from feddure.data.sources.folder import entries, files_below
 from feddure.errors import ConfigError
 from feddure.flower.app import site_data
 from feddure.flower.app import worker as site

@@ -1,15 +1,14 @@
 """The readable twin of `feddure.data.augment`: one image at a time, with Pillow.
 
-It takes the same decisions and defines what the batched code must return; tests compare the two
-and the benchmark races them.
+It takes the same decisions and defines what the batched code must return; tests compare the two and a benchmark
+races them.
 """
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from feddure.data.augment import OPERATIONS
-from feddure.data.geometry import PADDING
-from feddure.data.pixels import CUTOUT_GREY
+from feddure.data.geometry import CUTOUT_GREY, PADDING
 
 
 def weak(image: np.ndarray, decision: np.ndarray) -> np.ndarray:

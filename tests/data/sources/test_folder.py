@@ -3,7 +3,6 @@
 import shutil
 import unicodedata
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from PIL import Image
 
 from feddure.data import sources
-from feddure.data.sources import images
 from feddure.errors import DataError, FeddureWarning
 
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10)}
@@ -41,41 +39,22 @@ def write_sites(root: Path) -> Path:
     return root
 
 
-def test_labelled_unlabelled_and_test_images_are_told_apart(tmp_path: Path) -> None:
+def test_labelled_unlabelled_and_test_images_are_told_apart(tmp_path):
     dataset = sources.load(f"folder:{write_folder(tmp_path)}?size=8")
     assert dataset.classes == ("ant", "bee")
     assert dataset.labels.tolist() == [0, 0, 1, 1, -1, -1]
-    assert dataset.labelled is not None
     assert dataset.labelled.tolist() == [True] * 4 + [False] * 2
-    assert dataset.images[:, 0, 0].tolist() == [
-        [200, 10, 10],
-        [200, 10, 10],
-        [10, 200, 10],
-        [10, 200, 10],
-        [0, 0, 99],
-        [0, 0, 255],
-    ]
+    red, green = map(list, COLOURS.values())
+    assert dataset.images[:, 0, 0].tolist() == [red, red, green, green, [0, 0, 99], [0, 0, 255]]
     assert dataset.test_labels.tolist() == [0, 1]
-    assert dataset.test_images[:, 0, 0].tolist() == [[200, 10, 10], [10, 200, 10]]
+    assert dataset.test_images[:, 0, 0].tolist() == [red, green]
     assert (dataset.site, dataset.sites) == (None, ())
-
-
-def test_mean_and_deviation_come_from_the_training_images(tmp_path: Path) -> None:
-    dataset = sources.load(f"folder:{write_folder(tmp_path)}")
     np.testing.assert_allclose(dataset.mean, (dataset.images / 255).mean(axis=(0, 1, 2)))
     np.testing.assert_allclose(dataset.std, (dataset.images / 255).std(axis=(0, 1, 2)))
 
 
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        ("", (32, 32, 3)),
-        ("?size=16", (16, 16, 3)),
-        ("?channels=1", (32, 32, 1)),
-        ("?size=9&channels=1", (9, 9, 1)),
-    ],
-)
-def test_size_and_channels_are_options_of_the_name(tmp_path: Path, options: str, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("options", "shape"), [("", (32, 32, 3)), ("?size=9&channels=1", (9, 9, 1))])
+def test_size_and_channels_are_options_of_the_name(tmp_path, options, shape):
     name = f"folder:{write_folder(tmp_path)}{options}"
     dataset = sources.load(name)
     assert dataset.shape == shape
@@ -83,14 +62,12 @@ def test_size_and_channels_are_options_of_the_name(tmp_path: Path, options: str,
     assert dataset.name == name
 
 
-def test_sites_are_clients(tmp_path: Path) -> None:
+def test_sites_are_clients(tmp_path):
     dataset = sources.load(f"folder:{write_sites(tmp_path)}?size=8")
     assert dataset.sites == ("east", "north", "west")
-    assert dataset.site is not None
     assert dataset.site.tolist() == [0, 1, 1, 2]
     assert dataset.classes == ("ant", "bee")
     assert dataset.labels.tolist() == [0, 1, -1, -1]
-    assert dataset.labelled is not None
     assert dataset.labelled.tolist() == [True, True, False, False]
 
 
@@ -101,7 +78,7 @@ def mac(name: str) -> str:
     return decomposed
 
 
-def test_folders_made_on_a_mac_have_the_same_classes_and_sites(tmp_path: Path) -> None:
+def test_folders_made_on_a_mac_have_the_same_classes_and_sites(tmp_path):
     for name, write in (("linux", lambda name: name), ("mac", mac), ("mixed", None)):
         west = tmp_path / name / "clients" / (write or mac)("Köln")
         east = tmp_path / name / "clients" / (write or str)("Märkisch")
@@ -119,27 +96,6 @@ def test_folders_made_on_a_mac_have_the_same_classes_and_sites(tmp_path: Path) -
         assert found.test_labels.tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ("clients/west/labelled/Ant", "west/labelled/Ant: the class 'Ant' is written 'ant' in .*east/labelled/ant"),
-        ("test/BEE", "test/BEE: the class 'BEE' is written 'bee' in .*north/labelled/bee"),
-        ("clients/North/labelled/bee", "clients/north: the site 'north' is written 'North' in .*clients/North"),
-    ],
-)
-def test_names_that_differ_in_capitals_alone_are_refused(tmp_path: Path, folder: str, message: str) -> None:
-    paint(write_sites(tmp_path) / folder / "1.png")
-    with pytest.raises(DataError, match=message):
-        sources.load(f"folder:{tmp_path}")
-
-
-def test_two_sites_of_one_name_are_refused(tmp_path: Path) -> None:
-    for name in ("Köln", mac("Köln")):
-        paint(write_sites(tmp_path) / "clients" / name / "labelled" / "ant" / "1.png")
-    with pytest.raises(DataError, match="clients: two folders of the name 'Köln'"):
-        sources.load(f"folder:{tmp_path}")
-
-
 def write_deep(root: Path, white: int) -> Path:
     """16-bit files whose brightest value is `white`, and one of 8 bits."""
     for place in ("labelled/ant/1", "labelled/bee/1", "unlabelled/1", "test/ant/1"):
@@ -149,7 +105,7 @@ def write_deep(root: Path, white: int) -> Path:
     return root
 
 
-def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path: Path) -> None:
+def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path):
     name = f"folder:{write_deep(tmp_path, 4095)}?size=8&channels=1"
     with pytest.warns(FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*: were they 12-bit\?.*depth=12") as noted:
         assert sources.load(name).images.max() == 16
@@ -159,110 +115,121 @@ def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path: Path) -> 
         dataset = sources.load(f"{name}&depth=12")
     assert dataset.images[0, :, :, 0].tolist() == np.linspace(0, 255, 64).reshape(8, 8).round().tolist()
     assert dataset.test_images[1].max() == 40
-    with pytest.raises(
-        DataError, match=r"ant/1.png: has pixels up to 4095, but depth=10 was given, which ends at 1023"
-    ):
+    with pytest.raises(DataError, match=r"ant/1.png: has pixels up to 4095, but depth=10"):
         sources.load(f"{name}&depth=10")
 
 
-def test_images_that_use_their_sixteen_bits_are_not_noted(tmp_path: Path) -> None:
+def test_images_that_use_their_sixteen_bits_are_not_noted(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert sources.load(f"folder:{write_deep(tmp_path, 20000)}?size=8").images.max() == 78
 
 
-def test_files_that_file_managers_leave_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_file_managers_leave_are_passed_over(tmp_path):
     before = sources.load(f"folder:{write_folder(tmp_path)}").fingerprint
-    for litter in (
-        "labelled/.DS_Store",
-        "labelled/ant/Thumbs.db",
-        "unlabelled/._u.png",
-        "test/bee/desktop.ini",
-    ):
+    for litter in ("labelled/.DS_Store", "labelled/ant/Thumbs.db", "unlabelled/._u.png", "test/bee/desktop.ini"):
         (tmp_path / litter).write_text("litter")
     (tmp_path / "README.txt").write_text("about these images")
     (tmp_path / ".git").mkdir()
     assert sources.load(f"folder:{tmp_path}").fingerprint == before
 
 
-def test_unlabelled_images_may_be_missing(tmp_path: Path) -> None:
-    shutil.rmtree(write_folder(tmp_path) / "unlabelled")
+def test_unlabelled_images_and_test_images_of_a_class_may_be_missing(tmp_path):
+    write_folder(tmp_path)
+    for part in ("unlabelled", "test/ant"):
+        shutil.rmtree(tmp_path / part)
     dataset = sources.load(f"folder:{tmp_path}")
-    assert dataset.labelled is not None
-    assert dataset.labelled.all()
+    assert dataset.labelled.tolist() == [True] * 4
+    assert dataset.test_labels.tolist() == [1]
 
 
-def test_a_class_may_have_no_test_images(tmp_path: Path) -> None:
-    shutil.rmtree(write_folder(tmp_path) / "test" / "ant")
-    assert sources.load(f"folder:{tmp_path}").test_labels.tolist() == [1]
-
-
-def test_a_linked_folder_is_followed(tmp_path: Path) -> None:
+def test_a_linked_folder_is_followed(tmp_path):
     root = write_folder(tmp_path / "root")
     (root / "unlabelled").rename(tmp_path / "elsewhere")
     (root / "unlabelled").symlink_to(tmp_path / "elsewhere")
     assert len(sources.load(f"folder:{root}").images) == 6
 
 
-def remove(path: str) -> Callable[[Path], None]:
+def remove(path):
     return lambda root: shutil.rmtree(root / path)
 
 
-def put(path: str, content: bytes = b"no image") -> Callable[[Path], None]:
-    def write(root: Path) -> None:
+def put(path, content=b"no image"):
+    def write(root):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
 
     return write
 
 
-def truncate(path: str) -> Callable[[Path], None]:
-    def cut(root: Path) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / path)
+def add(path):
+    return lambda root: paint(root / path)
+
+
+def mkdir(path):
+    return lambda root: (root / path).mkdir(parents=True)
+
+
+def link(path, target):
+    return lambda root: (root / path).symlink_to(root / target)
+
+
+def truncate(path):
+    def cut(root):
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(root / path)
         (root / path).write_bytes((root / path).read_bytes()[:-600])
 
     return cut
 
 
-def mkdir(path: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).mkdir(parents=True)
+def two_spellings(root):
+    for name in ("Köln", mac("Köln")):
+        paint(root / "clients" / name / "labelled" / "ant" / "1.png")
 
 
-def link(path: str, target: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).symlink_to(root / target)
+MISTAKES = [
+    (remove("test"), "no test/ folder"),
+    (remove("labelled"), "classes in labelled/: none; expected 2 or more"),
+    (remove("labelled/bee"), "classes in labelled/: ant; expected 2 or more"),
+    (put("labelled/ant/notes.txt"), "labelled/ant/notes.txt: is not an image"),
+    (put("unlabelled/notes.txt"), "unlabelled/notes.txt: is not an image"),
+    (put("test/ant/empty.png", b""), "test/ant/empty.png: is not an image"),
+    (truncate("labelled/ant/0.png"), "labelled/ant/0.png: cannot be decoded"),
+    (put("labelled/loose.png"), "labelled/loose.png: expected only folders here"),
+    (put("test/loose.png"), "test/loose.png: expected only folders here"),
+    (mkdir("labelled/cat"), "labelled/cat: no images in it"),
+    (put("labelled/cat/.DS_Store"), "labelled/cat: no images in it"),
+    (mkdir("unlabeled"), "unlabeled: unknown folder; expected .*unlabelled"),
+    (mkdir("clients/a"), "use one of the two layouts"),
+    (add("test/cat/c.png"), "test/cat: no labelled folder .* ant, bee"),
+    (link("unlabelled/loop", "unlabelled"), "unlabelled/loop: a link to a folder that it lies in"),
+    (link("labelled/ant/gone.png", "nowhere.png"), "labelled/ant/gone.png: cannot be decoded"),
+]
+MISTAKES_OF_SITES = [
+    (mkdir("clients/idle"), "idle: neither labelled/ nor unlabelled/"),
+    (put("clients/loose.png"), "loose.png: expected only folders here; .* its site"),
+    (mkdir("clients/north/labeled"), "north/labeled: unknown folder"),
+    (mkdir("clients/north/labelled/cat"), "north/labelled/cat: no images in it"),
+    (mkdir("labelled"), "use one of the two layouts"),
+    (lambda root: (remove("clients")(root), mkdir("clients")(root)), "clients: is empty"),
+    (add("clients/west/labelled/Ant/1.png"), "west/labelled/Ant: the class 'Ant' is written 'ant' in .*/ant"),
+    (add("test/BEE/1.png"), "test/BEE: the class 'BEE' is written 'bee' in .*north/labelled/bee"),
+    (add("clients/North/labelled/bee/1.png"), "clients/north: the site 'north' is written 'North' in .*/North"),
+    (two_spellings, "clients: two folders of the name 'Köln'"),
+]
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (remove("test"), "no test/ folder"),
-        (remove("labelled"), "classes in labelled/: none; expected 2 or more"),
-        (remove("labelled/bee"), "classes in labelled/: ant; expected 2 or more"),
-        (put("labelled/ant/notes.txt"), "labelled/ant/notes.txt: is not an image"),
-        (put("unlabelled/notes.txt"), "unlabelled/notes.txt: is not an image"),
-        (put("test/ant/empty.png", b""), "test/ant/empty.png: is not an image"),
-        (truncate("labelled/ant/0.png"), "labelled/ant/0.png: cannot be decoded"),
-        (put("labelled/loose.png"), "labelled/loose.png: expected only folders here"),
-        (put("test/loose.png"), "test/loose.png: expected only folders here"),
-        (mkdir("labelled/cat"), "labelled/cat: no images in it"),
-        (put("labelled/cat/.DS_Store"), "labelled/cat: no images in it"),
-        (mkdir("unlabeled"), "unlabeled: unknown folder; expected .*unlabelled"),
-        (mkdir("clients/a"), "use one of the two layouts"),
-        (lambda root: paint(root / "test" / "cat" / "c.png"), "test/cat: no labelled folder .* ant, bee"),
-        (link("unlabelled/loop", "unlabelled"), "unlabelled/loop: a link to a folder that it lies in"),
-        (link("labelled/ant/gone.png", "nowhere.png"), "labelled/ant/gone.png: cannot be decoded"),
-    ],
+    ("write", "damage", "message"),
+    [*((write_folder, *case) for case in MISTAKES), *((write_sites, *case) for case in MISTAKES_OF_SITES)],
 )
-def test_a_mistake_in_the_folder_is_one_error_that_names_the_place(
-    tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
-    damage(write_folder(tmp_path))
+def test_a_mistake_in_a_folder_is_one_error_that_names_it(tmp_path, write, damage, message):
+    damage(write(tmp_path))
     with pytest.raises(DataError, match=message):
         sources.load(f"folder:{tmp_path}")
 
 
-def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_named_at_once(tmp_path):
     root = write_folder(tmp_path)
     for damage in (mkdir("labelled/cat"), put("test/loose.png"), mkdir("unlabeled"), mkdir("labelled/dog")):
         damage(root)
@@ -275,23 +242,6 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (mkdir("clients/idle"), "idle: neither labelled/ nor unlabelled/"),
-        (put("clients/loose.png"), "loose.png: expected only folders here; .* its site"),
-        (mkdir("clients/north/labeled"), "north/labeled: unknown folder"),
-        (mkdir("clients/north/labelled/cat"), "north/labelled/cat: no images in it"),
-        (mkdir("labelled"), "use one of the two layouts"),
-        (lambda root: (remove("clients")(root), mkdir("clients")(root)), "clients: is empty"),
-    ],
-)
-def test_a_mistake_in_the_sites_is_one_error(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    damage(write_sites(tmp_path))
-    with pytest.raises(DataError, match=message):
-        sources.load(f"folder:{tmp_path}")
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ("?colour=3", "unknown option 'colour'; there are: size, channels, depth"),
@@ -301,22 +251,9 @@ def test_a_mistake_in_the_sites_is_one_error(tmp_path: Path, damage: Callable[[P
         ("?channels=4", "channels is 4, expected 1 .* or 3"),
         ("?depth=32", "depth is 32, expected 8 to 16 bits"),
         ("?size", "expected options like"),
+        ("/nowhere", "there is no folder"),
     ],
 )
-def test_a_mistake_in_the_options_is_explained(tmp_path: Path, options: str, message: str) -> None:
+def test_a_mistake_in_the_name_is_explained(tmp_path, options, message):
     with pytest.raises(DataError, match=message):
-        sources.load(f"folder:{write_folder(tmp_path)}{options}")
-
-
-@pytest.mark.parametrize("path", ["", "no/such/folder"])
-def test_a_folder_that_is_not_there_is_an_error(path: str) -> None:
-    with pytest.raises(DataError, match="there is no"):
-        sources.load(f"folder:{path}")
-
-
-def test_images_are_decoded_by_the_rule(tmp_path: Path) -> None:
-    root = write_folder(tmp_path)
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(root / "labelled" / "ant" / "0.png")
-    dataset = sources.load(f"folder:{root}?size=20")
-    np.testing.assert_array_equal(dataset.images[0], images.read(root / "labelled" / "ant" / "0.png", 20, 3))
+        sources.load(f"folder:{tmp_path}{options}")

@@ -5,7 +5,8 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from feddure.data import sources
 from feddure.data.sources import cifar, fashion, fetch
-from feddure.data.sources.fetch import Download, File
+from feddure.data.sources.base import Download, File
 from feddure.errors import DataError
 
 HANG_UP = 0
@@ -82,10 +83,6 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def random_bytes(size: int, seed: int = 0) -> bytes:
-    return np.random.default_rng(seed).bytes(size)
-
-
 def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
@@ -105,7 +102,8 @@ def fashion_files(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
         File(f"http://127.0.0.1:9/official/{name}", md5(content), f"FashionMNIST/raw/{name}")
         for name, content in server.files.items()
     )
-    monkeypatch.setitem(fetch.DOWNLOADS, "fashion-mnist", Download(files))
+    source = replace(fashion.SOURCE, download=Download(files))
+    monkeypatch.setitem(sources._SOURCES, "fashion-mnist", source)
     return server
 
 
@@ -121,84 +119,71 @@ def archive(members: dict[str, bytes], extra: tuple[tarfile.TarInfo, ...] = ()) 
     return out.getvalue()
 
 
-def serve_archive(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes) -> Download:
+MEMBERS = {f"{cifar.FOLDER}/{name}": np.random.default_rng(1).bytes(50) for name in (*cifar.BATCHES, "batches.meta")}
+ARCHIVE = archive({**MEMBERS, f"{cifar.FOLDER}/readme.html": b"x"})
+
+
+@pytest.fixture
+def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
     """Serve an archive in place of the official one."""
-    official = fetch.DOWNLOADS[name]
-    (file,) = official.files
-    download = Download(
-        (File(f"{server.address}/{file.path}", md5(content), file.path),), official.folder, official.members
-    )
-    monkeypatch.setitem(fetch.DOWNLOADS, name, download)
-    server.files[file.path] = content
-    return download
 
+    def place(content: bytes = ARCHIVE, name: str = "cifar10") -> Server:
+        source = sources.find_source(name)
+        (file,) = source.download.files
+        there = File(f"{server.address}/{file.path}", md5(content), file.path)
+        monkeypatch.setitem(sources._SOURCES, name, replace(source, download=replace(source.download, files=(there,))))
+        server.files[file.path] = content
+        return server
 
-def cifar_members() -> dict[str, bytes]:
-    return {f"{cifar.FOLDER}/{name}": random_bytes(50, 1) for name in (*cifar.BATCHES, "batches.meta")}
+    return place
 
 
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_files_arrive_and_can_be_loaded(tmp_path: Path, fashion_files: Server) -> None:
-    place = fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
-    assert place == tmp_path / "FashionMNIST" / "raw"
-    assert names(tmp_path) == sorted(f"FashionMNIST/raw/{name}.gz" for name in fashion.FILES)
+def test_files_arrive_can_be_loaded_and_are_not_fetched_again(tmp_path, fashion_files):
+    for _ in range(2):
+        place = fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
+        assert place == tmp_path / "FashionMNIST" / "raw"
+        assert names(place) == sorted(f"{name}.gz" for name in fashion.FILES)
+        assert len(fashion_files.asked) == 4
     assert len(sources.load("fashion-mnist", tmp_path).images) == 30
-
-
-def test_what_is_there_is_not_fetched_again(tmp_path: Path, fashion_files: Server) -> None:
+    (place / "t10k-labels-idx1-ubyte.gz").unlink()
     fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
-    asked = len(fashion_files.asked)
-    fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
-    assert len(fashion_files.asked) == asked
-    (tmp_path / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
-    assert [name for name, _ in fashion_files.asked[asked:]] == ["t10k-labels-idx1-ubyte.gz"]
+    assert [name for name, _ in fashion_files.asked[4:]] == ["t10k-labels-idx1-ubyte.gz"]
 
 
-def test_a_cut_connection_is_resumed_where_it_broke(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = archive(cifar_members())
-    download = serve_archive(server, monkeypatch, "cifar10", content)
+def test_a_cut_connection_is_resumed_where_it_broke(tmp_path, serve):
+    server = serve()
     server.cuts = [100, 57]
     fetch.fetch("cifar10", tmp_path)
-    name = download.files[0].path
-    assert server.asked == [(name, None), (name, "bytes=100-"), (name, "bytes=157-")]
-    assert server.sent == len(content)  # no byte came twice
+    assert server.asked == [(cifar.ARCHIVE, wanted) for wanted in (None, "bytes=100-", "bytes=157-")]
+    assert server.sent == len(ARCHIVE)  # no byte came twice
 
 
-def test_a_later_call_resumes_what_an_earlier_one_left(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = archive(cifar_members())
-    download = serve_archive(server, monkeypatch, "cifar10", content)
+def test_a_later_call_resumes_what_an_earlier_one_left(tmp_path, serve):
+    server = serve()
     server.cuts = [100, 0]
     with pytest.raises(DataError, match="100 bytes are kept for the next attempt"):
         fetch.fetch("cifar10", tmp_path)
     assert names(tmp_path) == [f"{cifar.ARCHIVE}.part"]
     fetch.fetch("cifar10", tmp_path)
-    assert server.asked[-1] == (download.files[0].path, "bytes=100-")
-    assert server.sent == len(content)
+    assert server.asked[-1] == (cifar.ARCHIVE, "bytes=100-")
+    assert server.sent == len(ARCHIVE)
 
 
-def test_a_server_without_ranges_starts_over(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = archive(cifar_members())
-    serve_archive(server, monkeypatch, "cifar10", content)
+def test_a_server_without_ranges_starts_over(tmp_path, serve):
+    server = serve()
     server.cuts, server.ranges = [100], False
     fetch.fetch("cifar10", tmp_path)
-    assert server.sent == 100 + len(content)
+    assert server.sent == 100 + len(ARCHIVE)
 
 
 @pytest.mark.parametrize("surplus", [b"", b"x"])
-def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, surplus: bytes
-) -> None:
-    content = archive(cifar_members())
-    serve_archive(server, monkeypatch, "cifar10", content)
-    (tmp_path / f"{cifar.ARCHIVE}.part").write_bytes(content + surplus)
+def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(tmp_path, serve, surplus):
+    serve()
+    (tmp_path / f"{cifar.ARCHIVE}.part").write_bytes(ARCHIVE + surplus)
     if surplus:
         with pytest.raises(DataError, match="MD5"):
             fetch.fetch("cifar10", tmp_path)
@@ -206,61 +191,48 @@ def test_a_part_that_is_complete_or_too_long_is_judged_by_its_sum(
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
 
 
-def test_a_wrong_checksum_leaves_nothing_behind(tmp_path: Path, fashion_files: Server) -> None:
+def test_a_wrong_checksum_leaves_nothing_behind(tmp_path, fashion_files):
     fashion_files.files["train-labels-idx1-ubyte.gz"] += b"!"
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: .* MD5 sum .* expected"):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
     assert names(tmp_path) == ["FashionMNIST/raw/train-images-idx3-ubyte.gz"]  # the one that was right
 
 
-def test_without_a_server_it_says_where_to_put_which_files(tmp_path: Path, fashion_files: Server) -> None:
+def test_without_a_server_it_says_where_to_put_which_files(tmp_path, fashion_files):
     with pytest.raises(DataError, match="could not be downloaded") as caught:
         fetch.fetch("fashion-mnist", tmp_path)  # the official address of the test answers to nobody
-    for file in fetch.DOWNLOADS["fashion-mnist"].files:
-        assert f"{tmp_path / file.path}  from {file.url}  (MD5 {file.md5})" in str(caught.value)
+    for file in sources.find_source("fashion-mnist").download.files:
+        assert all(part in str(caught.value) for part in (str(tmp_path / file.path), file.url, file.md5))
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(("status", "message"), [(404, "HTTP 404"), (503, "HTTP 503"), (HANG_UP, "closed connection")])
-def test_an_answer_that_is_no_file_is_an_error(
-    tmp_path: Path, fashion_files: Server, status: int, message: str
-) -> None:
+def test_an_answer_that_is_no_file_is_an_error(tmp_path, fashion_files, status, message):
     fashion_files.status = status
     with pytest.raises(DataError, match=message):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
     assert names(tmp_path) == []
 
 
-def test_an_archive_is_unpacked_and_removed(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = cifar_members()
-    serve_archive(server, monkeypatch, "cifar10", archive({**members, f"{cifar.FOLDER}/readme.html": b"x"}))
+def test_an_archive_is_unpacked_and_removed(tmp_path, serve):
+    serve()
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
-    assert names(tmp_path) == sorted(members)
-    assert (tmp_path / cifar.FOLDER / "test_batch").read_bytes() == members[f"{cifar.FOLDER}/test_batch"]
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == MEMBERS
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "CINIC-10/"])
-def test_the_tree_of_cinic_is_unpacked_with_and_without_a_top_folder(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, prefix: str
-) -> None:
+def test_the_tree_of_cinic_is_unpacked_with_and_without_a_top_folder(tmp_path, serve, prefix):
     tree = {f"{split}/bird/cifar10-{split}-1.png": b"x" for split in ("train", "valid", "test")}
-    content = archive({prefix + name: body for name, body in {**tree, "README.md": b"x"}.items()})
-    serve_archive(server, monkeypatch, "cinic10", content)
+    serve(archive({prefix + name: body for name, body in {**tree, "README.md": b"x"}.items()}), "cinic10")
     assert fetch.fetch("cinic10", tmp_path) == tmp_path / "CINIC-10"
     assert names(tmp_path / "CINIC-10") == sorted(tree)
 
 
-def test_an_archive_cannot_write_elsewhere(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_cannot_write_elsewhere(tmp_path, serve):
     link = tarfile.TarInfo(f"{cifar.FOLDER}/test_batch")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    members = {
-        f"{cifar.FOLDER}/../../escaped": b"x",
-        "/absolute": b"x",
-        "../escaped": b"x",
-        **cifar_members(),
-    }
-    del members[f"{cifar.FOLDER}/test_batch"]
-    serve_archive(server, monkeypatch, "cifar10", archive(members, (link,)))
+    escapes = dict.fromkeys((f"{cifar.FOLDER}/../../escaped", "/absolute", "../escaped"), b"x")
+    serve(archive({name: body for name, body in {**escapes, **MEMBERS}.items() if name != link.name}, (link,)))
     data_dir = tmp_path / "inner" / "data"
     with pytest.raises(DataError, match="not complete"):
         fetch.fetch("cifar10", data_dir)
@@ -268,48 +240,31 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path, server: Server, monke
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 
 
-def test_an_archive_that_the_user_put_there_is_unpacked_and_kept(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = archive(cifar_members())
-    serve_archive(server, monkeypatch, "cifar10", content)
-    (tmp_path / cifar.ARCHIVE).write_bytes(content)
-    assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
-    assert server.asked == []
-    assert (tmp_path / cifar.ARCHIVE).read_bytes() == content
-
-
-def test_a_wrong_file_that_the_user_put_there_is_named_and_kept(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve_archive(server, monkeypatch, "cifar10", archive(cifar_members()))
-    (tmp_path / cifar.ARCHIVE).write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz: has the MD5 sum .* move it away"):
-        fetch.fetch("cifar10", tmp_path)
-    assert (tmp_path / cifar.ARCHIVE).read_bytes() == b"mine"
-
-
-def test_an_archive_that_is_none_leaves_no_folder(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve_archive(server, monkeypatch, "cifar10", archive(cifar_members())[:-20])
+def test_an_archive_that_is_none_leaves_no_folder(tmp_path, serve):
+    serve(ARCHIVE[:-20])
     with pytest.raises(DataError, match="not a whole archive"):
         fetch.fetch("cifar10", tmp_path)
-    assert names(tmp_path) == [cifar.ARCHIVE]
     assert [path.name for path in tmp_path.iterdir()] == [cifar.ARCHIVE]
 
 
-def test_an_incomplete_folder_is_left_alone(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_archive(server, monkeypatch, "cifar10", archive(cifar_members()))
-    (tmp_path / cifar.FOLDER).mkdir()
-    (tmp_path / cifar.FOLDER / "test_batch").write_bytes(b"mine")
+def test_what_the_user_put_there_is_kept(tmp_path, serve):
+    server = serve()
+    own = tmp_path / cifar.ARCHIVE
+    own.write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz: has the MD5 sum .* move it away"):
+        fetch.fetch("cifar10", tmp_path)
+    assert own.read_bytes() == b"mine"
+    own.write_bytes(ARCHIVE)
+    assert fetch.fetch("cifar10", tmp_path) == tmp_path / cifar.FOLDER
+    assert own.read_bytes() == ARCHIVE
+    (tmp_path / cifar.FOLDER / "data_batch_1").unlink()
     with pytest.raises(DataError, match="not complete; move it away"):
         fetch.fetch("cifar10", tmp_path)
+    assert (tmp_path / cifar.FOLDER / "test_batch").exists()
     assert server.asked == []
-    assert (tmp_path / cifar.FOLDER / "test_batch").read_bytes() == b"mine"
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, fashion_files: Server) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, fashion_files):
     (tmp_path / "FashionMNIST").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot be written"):
         fetch.fetch("fashion-mnist", tmp_path, fashion_files.address)
@@ -325,6 +280,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, fashion_fil
         ("cifar10", "http://[bad", "could not be downloaded"),
     ],
 )
-def test_mistakes_are_explained(tmp_path: Path, name: str, mirror: str | None, message: str) -> None:
+def test_mistakes_are_explained(tmp_path, name, mirror, message):
     with pytest.raises(DataError, match=message):
         fetch.fetch(name, tmp_path, mirror)

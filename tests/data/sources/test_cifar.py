@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from feddure.data import sources
 from feddure.data.sources import cifar
-from feddure.data.sources.pickled import read_batch
 from feddure.errors import DataError
 
 PER_BATCH = 4
@@ -97,31 +96,22 @@ def assert_is_cifar(data_dir: Path) -> None:
     assert dataset.classes[3] == "cat"
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_batches_of_every_python_are_read(tmp_path: Path, style: str) -> None:
-    write_cifar(tmp_path / cifar.FOLDER, style)
-    assert_is_cifar(tmp_path)
-
-
-@pytest.mark.parametrize("place", [cifar.FOLDER, f"cifar10/{cifar.FOLDER}", "."])
-def test_the_folder_is_found_where_people_put_it(tmp_path: Path, place: str) -> None:
-    write_cifar(tmp_path / place)
+@pytest.mark.parametrize(
+    ("style", "place"),
+    [*((style, cifar.FOLDER) for style in STYLES), ("python2", f"cifar10/{cifar.FOLDER}"), ("python2", ".")],
+)
+def test_batches_of_every_python_are_read_where_people_put_them(tmp_path, style, place):
+    write_cifar(tmp_path / place, style)
     assert cifar.find(tmp_path) == tmp_path / place
     assert_is_cifar(tmp_path)
 
 
-def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path: Path) -> None:
+def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path):
     write_archive(tmp_path)
     assert_is_cifar(tmp_path)
 
 
-def test_what_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="feddure data fetch cifar10") as caught:
-        sources.load("cifar10", tmp_path)
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_a_missing_batch_is_named(tmp_path: Path) -> None:
+def test_a_missing_batch_is_named(tmp_path):
     write_cifar(tmp_path / cifar.FOLDER)
     (tmp_path / cifar.FOLDER / "data_batch_3").unlink()
     with pytest.raises(DataError, match="data_batch_3 missing"):
@@ -137,11 +127,11 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
         (b"\x80\x05\x96" + struct.pack("<Q", 2**62), "not a readable CIFAR batch"),
         (pickle.dumps([1, 2]), "a list, expected a dictionary"),
         (pickle.dumps({b"labels": [1]}), "has no 'data'"),
-        (pickle.dumps({b"data": b"x", b"labels": [1]}), "'data' is not a complete array"),
-        (python3(2)(pixels(1).astype(np.float32), labels(1)), r"f4 \[4, 3072\], expected bytes"),
+        (pickle.dumps({b"data": b"x", b"labels": [1]}), "'data' is a bytes, expected an array of bytes"),
+        (python3(2)(pixels(1).astype(np.float32), labels(1)), "f4.*expected bytes"),
         (python3(2)(pixels(1)[:, :3071].copy(), labels(1)), r"\[4, 3071\], expected"),
-        (python3(2)(np.asfortranarray(pixels(1)), labels(1)), "expected bytes"),
-        (python3(5)(np.asfortranarray(pixels(1)), labels(1)), "expected bytes"),
+        (python3(2)(np.asfortranarray(pixels(1)), labels(1)), "row by row"),
+        (python3(5)(np.asfortranarray(pixels(1)), labels(1)), "row by row"),
         (python2(pixels(1), labels(1)[:-1]), "4 images and 3 labels"),
         (python2(pixels(1), [*labels(1)[:-1], 10]), "label 3 is 10, expected 0 to 9"),
         (python3(2)(pixels(1), [0.5] * 4), "not a list of whole numbers"),
@@ -150,7 +140,7 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
         (python2(pixels(1, 3), labels(1, 3)), "3 images where the batch before it has 4"),
     ],
 )
-def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path, content, message):
     write_cifar(tmp_path / cifar.FOLDER)
     bad = tmp_path / cifar.FOLDER / "data_batch_2"
     bad.write_bytes(content)
@@ -169,9 +159,9 @@ class Attack:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("function", [os.system, os.mkdir, eval, __import__], ids=lambda function: function.__name__)
-def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: Any, protocol: int) -> None:
+def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path, function, protocol):
     marker = tmp_path / "marker"
     argument = {os.system: f"mkdir {marker}", eval: f"__import__('os').mkdir({str(marker)!r})"}.get(
         function, str(marker)
@@ -188,23 +178,32 @@ def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path: Path, function: A
 @pytest.mark.parametrize(
     "program",
     [
-        b"cnumpy.core.multiarray\n_reconstruct\n}X\x06\x00\x00\x00answerK\x01sb.",  # rewrite a stand-in
         b"cnumpy.core.multiarray\nscalar\n.",
         b"cnumpy\nfromfile\n.",
         b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x06\x00\x00\x00rot_13tR.",
         b"c_codecs\nlookup\n.",
-        b"cfeddure.data.sources.pickled\nread_batch\n.",
+        b"cfeddure.data.sources.cifar\nload\n.",
+        b"cnumpy\ndtype\n(X\x02\x00\x00\x00O8K\x00K\x01tR.",  # a type whose bytes would be taken for pointers
     ],
 )
-def test_names_near_the_permitted_ones_are_refused(program: bytes) -> None:
+def test_names_near_the_permitted_ones_are_refused(program):
     with pytest.raises(DataError, match="not a readable CIFAR batch"):
-        read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
+        cifar.read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
+
+
+def test_a_pickle_cannot_alter_the_type_of_bytes():
+    kind = b"cnumpy\ndtype\n(X\x02\x00\x00\x00u1K\x00K\x01tR"
+    state = b"(K\x03X\x01\x00\x00\x00|NNNK\x08K\x08K?tb"  # of eight bytes each, and objects
+    with pytest.raises(DataError, match="expected a dictionary"):
+        cifar.read_batch(io.BytesIO(b"\x80\x02" + kind + state + b"."), "a file")
+    assert np.dtype("u1").itemsize == 1
+    assert not np.dtype("u1").hasobject
 
 
 @pytest.mark.parametrize("style", ["python2", "protocol2", "protocol5"])
 @settings(deadline=None, max_examples=60)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style: str, where: float, value: int, cut: bool) -> None:
+def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style, where, value, cut):
     whole = bytearray(STYLES[style](pixels(0, 1), labels(0, 1)))
     # Most bytes are pixels, where any value is fine: aim at the few around them.
     outside = [*range(400), *range(max(400, len(whole) - 200), len(whole))]
@@ -212,31 +211,26 @@ def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style: str, where:
     whole[position] = value
     content = bytes(whole[:position] if cut else whole)
     try:
-        images, targets = read_batch(io.BytesIO(content), "a file")
+        images, targets = cifar.read_batch(io.BytesIO(content), "a file")
     except DataError:
         return
     assert images.shape == (len(targets), 3072)
 
 
-def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
-    archive = write_archive(tmp_path)
-    archive.write_bytes(archive.read_bytes()[:-3000])
-    with pytest.raises(DataError, match=cifar.ARCHIVE):
-        sources.load("cifar10", tmp_path)
-    archive.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match=cifar.ARCHIVE):
-        sources.load("cifar10", tmp_path)
-
-
-def test_an_archive_without_all_batches_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_one_error(tmp_path):
     write_archive(tmp_path, cifar.BATCHES[:-1])
     with pytest.raises(DataError, match="test_batch not in the archive"):
         sources.load("cifar10", tmp_path)
+    archive = write_archive(tmp_path)
+    for content in (archive.read_bytes()[:-3000], b"not an archive"):
+        archive.write_bytes(content)
+        with pytest.raises(DataError, match=cifar.ARCHIVE):
+            sources.load("cifar10", tmp_path)
 
 
 @pytest.mark.skipif("FEDDURE_DATA" not in os.environ, reason="FEDDURE_DATA does not name the real data sets")
 @pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
-def test_the_real_arrays_have_the_official_checksums(name: str) -> None:
+def test_the_real_arrays_have_the_official_checksums(name):
     source = sources.find_source(name)
     if source.find(sources.default_data_dir()) is None:
         pytest.skip(f"{name} is not there")

@@ -33,17 +33,16 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_four_arrays_make_a_data_set(tmp_path: Path) -> None:
+def test_four_arrays_make_a_data_set(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path)}")
     np.testing.assert_array_equal(dataset.images, arrays()["images"])
     assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert dataset.labels.dtype == dataset.test_labels.dtype == np.int64
     assert dataset.classes == ("0", "1", "2")
-    np.testing.assert_allclose(dataset.mean, (dataset.images / 255).mean(axis=(0, 1, 2)))
     assert (dataset.labelled, dataset.site, dataset.sites) == (None, None, ())
 
 
-def test_every_optional_array_is_used(tmp_path: Path) -> None:
+def test_every_optional_array_is_used(tmp_path):
     path = write(
         tmp_path,
         classes=np.array(["x", "y", "z", "never seen"]),
@@ -63,24 +62,24 @@ def test_every_optional_array_is_used(tmp_path: Path) -> None:
     assert dataset.sites == ("north", "south")
 
 
-def test_names_are_composed_as_those_of_folders_are(tmp_path: Path) -> None:
+def test_names_are_composed_as_those_of_folders_are(tmp_path):
     decomposed = np.array(["cafe\u0301", "y", "z"])
     assert sources.load(f"npz:{write(tmp_path, classes=decomposed)}").classes == ("caf\u00e9", "y", "z")
 
 
-def test_grey_images_need_no_channel_axis(tmp_path: Path) -> None:
+def test_grey_images_need_no_channel_axis(tmp_path):
     images = np.zeros((6, 5, 7), dtype=np.uint8)
     path = write(tmp_path, images=images, test_images=images[:2], mean=np.float64(0.5), std=np.float64(0.5))
     assert sources.load(f"npz:{path}").shape == (5, 7, 1)
 
 
-def test_unknown_labels_are_unlabelled_images(tmp_path: Path) -> None:
+def test_unknown_labels_are_unlabelled_images(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path, labels=np.array([0, -1, 1, -1, 1, 2]))}")
     assert dataset.labelled is not None
     assert dataset.labelled.tolist() == [True, False, True, False, True, True]
 
 
-def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
+def test_sites_without_names_are_numbered(tmp_path):
     dataset = sources.load(f"npz:{write(tmp_path, site=np.array([0, 1, 2, 0, 1, 2]))}")
     assert dataset.sites == ("0", "1", "2")
 
@@ -92,41 +91,24 @@ def test_sites_without_names_are_numbered(tmp_path: Path) -> None:
         ({"test_labels": None, "labels": None}, "no array labels, test_labels"),
         ({"lables": np.zeros(6)}, "unknown array lables"),
         ({"images": np.zeros((6, 8, 8, 3))}, "float64, expected uint8"),
-        ({"images": np.zeros((6, 3, 8, 8), dtype=np.uint8)}, "1 or 3 channels"),
-        ({"images": np.zeros((6, 8), dtype=np.uint8)}, r"shape \[6, 8\]"),
-        ({"images": np.zeros((6, 9, 8, 3), dtype=np.uint8)}, "must agree"),
-        ({"images": np.zeros((0, 8, 8, 3), dtype=np.uint8)}, "images are empty"),
-        ({"labels": np.array([0, 1, 2])}, r"labels have shape \[3\], expected \[6\]"),
-        ({"labels": np.zeros((6, 1), dtype=np.int64)}, r"labels have shape \[6, 1\]"),
         ({"labels": np.zeros(6)}, "labels have dtype float64, expected whole numbers"),
-        ({"labels": np.array([0, 1, 2, 0, 1, -2])}, r"labels\[5\] is -2"),
-        ({"labels": np.array([0, 1, 2, 0, 1, 3]), "classes": np.array(["a", "b", "c"])}, r"labels\[5\] is 3"),
         ({"labels": np.array([0, 1, 2, 0, 1, 10**12])}, "count from 0"),
         ({"labels": np.array([0, 1, 2, 0, 1, 2**64 - 1], dtype=np.uint64)}, "labels reach 1844"),
-        (
-            {"labels": np.zeros(6, dtype=np.int64), "test_labels": np.zeros(2, dtype=np.int64)},
-            "classes: 0; expected 2 or more",
-        ),
-        ({"test_labels": np.array([0, -1])}, r"test_labels\[1\] is -1"),
         ({"classes": np.array([1, 2, 3])}, "classes is int64"),
-        ({"mean": np.array([0.1, 0.2])}, "mean is .* expected 3 finite"),
-        ({"std": np.array([0.1, 0.2, 0.0])}, "above 0"),
         ({"std": np.array(["a", "b", "c"])}, "std is <U1, expected numbers"),
         ({"labelled": np.ones(6)}, r"labelled is float64 \[6\], expected bool"),
-        ({"labelled": np.zeros(6, dtype=bool)}, "no image at all"),
         ({"site": np.zeros(6)}, "site have dtype float64"),
         ({"site": np.array([0, 0, 0, 0, 0, 2])}, "site '1' owns no image"),
-        ({"sites": np.array(["a"])}, "does not say which image is whose"),
     ],
 )
-def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path, changes, message):
     path = write(tmp_path, **changes)
     with pytest.raises(DataError, match=message) as caught:
         sources.load(f"npz:{path}")
     assert str(path) in str(caught.value)
 
 
-def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path):
     marker = tmp_path / "marker"
 
     class Attack:
@@ -140,20 +122,14 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "mine.npz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"mine\.npz"):
         sources.load(f"npz:{path}")
 
 
-def test_a_single_array_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "mine.npy", arrays()["images"])
-    with pytest.raises(DataError, match=r"not a whole \.npz file"):
-        sources.load(f"npz:{tmp_path / 'mine.npy'}")
-
-
-def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+def test_a_member_that_is_no_array_is_refused(tmp_path):
     path = write(tmp_path, labels=None)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("labels", b"0 1 2 0 1 2")
@@ -162,7 +138,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "absent.npz", "."])
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         sources.load(f"npz:{name}")
@@ -170,9 +146,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytes
 
 @settings(deadline=None, max_examples=80)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_file_is_read_or_refused_but_never_crashes(
-    tmp_path_factory: pytest.TempPathFactory, where: float, value: int, cut: bool
-) -> None:
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(tmp_path_factory, where, value, cut):
     path = write(tmp_path_factory.mktemp("npz"))
     whole = bytearray(path.read_bytes())
     position = int(where * (len(whole) - 1))

@@ -1,0 +1,110 @@
+"""What all sources of data share: what is known of one, where data live, and a bar while they come."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from feddure.data.dataset import Dataset
+from feddure.errors import DataError
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to download: where from, its MD5 sum, and where to, under the data folder."""
+
+    url: str
+    md5: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Download:
+    """The files of a data set; an archive is unpacked into `folder`, taking only what `members` matches."""
+
+    files: tuple[File, ...]
+    folder: str | None = None
+    members: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set with a name: what it is, where it may lie, and how it is read.
+
+    `find` returns where the complete data set lies under a data folder, or None; `load` reads it.
+    `sha256` holds the official hashes of the decoded arrays (uint8, C order) by the names of their fields.
+    """
+
+    name: str
+    about: str
+    load: Callable[[Path, bool], Dataset]
+    find: Callable[[Path], Path | None]
+    classes: int | None = None
+    train: int | None = None
+    test: int | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    download: Download | None = None
+
+    def deviations(self, dataset: Dataset) -> list[str]:
+        """In what a loaded data set differs from the official one."""
+        found = []
+        for split, labels, total in (("train", dataset.labels, self.train), ("test", dataset.test_labels, self.test)):
+            # Every data set that has an official size has as many images of each class.
+            expected = (total or 0) // len(dataset.classes)
+            counts = zip(dataset.classes, np.bincount(labels, minlength=len(dataset.classes)), strict=True)
+            wrong = [f"{name} {count}" for name, count in counts if count != expected]
+            if wrong:
+                found.append(f"{split} images: expected {expected} of each class, found {', '.join(wrong)}")
+        for name, official in self.sha256.items():
+            array = np.ascontiguousarray(getattr(dataset, name).astype(np.uint8, copy=False))
+            if hashlib.sha256(array.data).hexdigest() != official:
+                found.append(f"{name}: the SHA-256 of the decoded array is not the official one")
+        return found
+
+
+def default_data_dir() -> Path:
+    """$FEDDURE_DATA, or else the user's cache folder."""
+    chosen = os.environ.get("FEDDURE_DATA")
+    return Path(chosen).expanduser() if chosen else cache_dir()
+
+
+def cache_dir() -> Path:
+    """The folder for this package's files that the platform lets programs make again."""
+    return platformdirs.user_cache_path("feddure", appauthor=False)
+
+
+def missing(name: str, data_dir: Path, expected: str) -> DataError:
+    """The error for a data set that is not there."""
+    return DataError(
+        f"{name} is not in {data_dir}: expected {expected}. "
+        f"`feddure data fetch {name}` downloads it; --data-dir or FEDDURE_DATA names another folder"
+    )
+
+
+@contextmanager
+def bar(
+    description: str, total: int | None, shown: bool, start: int = 0, in_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error; yields the function that moves it on by so many images or bytes."""
+    counts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as progress:
+        task = progress.add_task(description, total=total, completed=start)
+        yield lambda amount: progress.advance(task, amount)
