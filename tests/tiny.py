@@ -80,7 +80,7 @@ def federation(
 def play_round(made: Federation) -> dict[str, Any]:
     """The record of a federation's next round."""
     tasks = made.tasks()
-    return made.absorb(tasks, made.engine.run(tasks))
+    return made.finish_round(tasks, made.engine.run(tasks))
 
 
 def finished(
