@@ -45,11 +45,9 @@ def test_a_step_equals_the_twin(method, norm):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("method", OTHERS)
-def test_a_round_of_four_clients_equals_the_twins(method, norm):
-    experiment = experiment_of(method, norm=norm, clients_per_round=4, local_steps=2, engine__lanes=3)
-    assert_same_round(federation_of(experiment))
+def test_a_round_of_four_clients_equals_the_twins(method):
+    assert_same_round(federation_of(experiment_of(method, clients_per_round=4, local_steps=2, engine__lanes=3)))
 
 
 @pytest.mark.parametrize(
