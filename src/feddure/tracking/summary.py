@@ -77,10 +77,15 @@ class Summary:
 
     @property
     def mean_of(self) -> str:
-        """What `accuracy_last10` is the mean of; a young run has fewer than ten evaluations."""
-        if 0 < self.evaluations < LAST:
-            return "its only evaluation" if self.evaluations == 1 else f"mean of all {self.evaluations}"
-        return f"mean of last {LAST}"
+        """What `accuracy_last10` is the mean of."""
+        return mean_of(self.evaluations)
+
+
+def mean_of(count: int) -> str:
+    """What the mean of the last ten of so many evaluations is called; a young run has fewer than ten."""
+    if 0 < count < LAST:
+        return "its only evaluation" if count == 1 else f"mean of all {count}"
+    return f"mean of last {LAST}"
 
 
 def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summary:
