@@ -30,7 +30,7 @@ def test_a_row_is_the_mean_and_deviation_over_seeds(tmp_path):
     assert row.seeds == (0, 1, 2)
     assert row.missing == ()
     assert row.last10.mean == pytest.approx(57.0)
-    assert row.last10.deviation == pytest.approx(3**0.5)
+    assert row.last10.sd == pytest.approx(3**0.5)
     assert row.last.mean == pytest.approx(58.0)
     assert row.averaged.mean == pytest.approx(59.0)
     assert row.local_steps == 5.0
@@ -62,7 +62,7 @@ def test_what_is_not_measured_is_missing_and_has_no_number(tmp_path):
     found = rows(cells, store)
     row = find(found, "feddure", dataset="cifar10", setting="dir-dir")
     assert (row.seeds, row.missing) == ((1,), (0, 2))
-    assert row.last10.deviation is None
+    assert row.last10.sd is None
     assert row.beyond_labels is None
     empty = find(found, "fedavg-matched", dataset="cifar10", setting="dir-dir")
     assert (empty.last10, empty.last, empty.averaged, empty.local_steps, empty.from_paper) == (None,) * 5

@@ -203,7 +203,7 @@ def _line(axes: Axes, own: Sequence[Row], values: Sequence[float], look: Look, h
     for place, spread in enumerate(map(found.get, values)):
         if spread is not None:
             mean[place] = spread.mean
-            deviation[place] = np.nan if spread.deviation is None else spread.deviation
+            deviation[place] = np.nan if spread.sd is None else spread.sd
     axes.plot(at, mean, markersize=5, **look)
     axes.fill_between(at, mean - deviation, mean + deviation, color=look["color"], alpha=0.13, linewidth=0)
     spread_out = ~np.isnan(deviation)
@@ -229,9 +229,7 @@ def _dots(axes: Axes, column: Sequence[Row | None], places: np.ndarray, limits: 
             # An empty diamond in front: both can be seen where they agree.
             axes.plot(row.paper, place, "D", markersize=6.5, markerfacecolor="none", markeredgecolor=PAPER, zorder=4)
         if row.last10 is not None:
-            axes.errorbar(
-                row.last10.mean, place, xerr=row.last10.deviation, fmt="o", markersize=5, color=OURS, capsize=2.5
-            )
+            axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, fmt="o", markersize=5, color=OURS, capsize=2.5)
     labels_only = _labels_only(column)
     if labels_only is not None:
         axes.axvline(labels_only, color=style.BLACK, linestyle="--", linewidth=0.9, zorder=1)
@@ -365,7 +363,7 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     values = [row.paper for row in rows if row.paper is not None]
     for row in rows:
         if row.last10 is not None:
-            around = row.last10.deviation or 0.0
+            around = row.last10.sd or 0.0
             values += [row.last10.mean - around, row.last10.mean + around]
     if not values:
         return 0.0, 100.0

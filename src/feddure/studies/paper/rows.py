@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from feddure import config
-from feddure.studies.compare_tables import Spread, paired
+from feddure.reports.frame import Spread, mean_sd, paired
 from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.studies.paper import plan as reproduce
 from feddure.studies.paper.numbers import PRESETS, method_name, printed
@@ -247,17 +247,13 @@ def stem(study: str, cells: Sequence[Cell], preset: str) -> str:
 
 def difference(ours: Accuracies, theirs: Accuracies) -> Difference | None:
     """Ours − theirs on the seeds that both have."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
-        return None
-    return Difference(*paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]), len(seeds))
+    found = paired(ours, theirs)
+    return None if found is None else Difference(found.mean, found.low, found.high, found.n)
 
 
 def spread(values: Sequence[float]) -> Spread | None:
     """Mean and standard deviation; nothing of nothing."""
-    if not values:
-        return None
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return mean_sd(values)
 
 
 def signed(value: float, digits: int = 1) -> str:

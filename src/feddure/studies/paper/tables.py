@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from feddure.studies.compare_tables import Spread
+from feddure.reports.frame import Spread
 from feddure.studies.paper import plan as reproduce
 from feddure.studies.paper.numbers import setting_name
 from feddure.studies.paper.rows import Row, axis_text, signed
@@ -73,9 +73,9 @@ def with_deviation(found: Spread | None) -> str:
     """57.7 ± 1.2, or 57.73 of a single seed."""
     if found is None:
         return NOTHING
-    if found.deviation is None:
+    if found.sd is None:
         return f"{found.mean:.2f}"
-    return f"{found.mean:.1f} ± {found.deviation:.1f}"
+    return f"{found.mean:.1f} ± {found.sd:.1f}"
 
 
 def paper(row: Row | None) -> str:
@@ -207,7 +207,7 @@ def _record(row: Row, axis: str) -> dict[str, object]:
     numbers: dict[str, float | None] = {"local_steps": row.local_steps}
     for name, found in (("last10", row.last10), ("last", row.last), ("ema", row.averaged)):
         numbers[f"accuracy_{name}_mean"] = None if found is None else found.mean
-        numbers[f"accuracy_{name}_sd"] = None if found is None else found.deviation
+        numbers[f"accuracy_{name}_sd"] = None if found is None else found.sd
     numbers |= {
         "paper": row.paper,
         "difference_from_paper": row.from_paper,
