@@ -21,6 +21,8 @@ from feddure.studies.theory import measure
 from feddure.studies.theory.measure import EAGER, FIXED, FROZEN_BOTH, FROZEN_THETA, MOVING, PAPER, SMALLEST, Study
 
 FILES = ("theory.csv", "theory.json", "theory.png", "theory.md")
+FIGURE_SIZE = 10, 7.6
+"""Inches."""
 
 RATE = -0.5
 """The exponent of Theorem 1's bound."""
@@ -35,6 +37,8 @@ SMALLEST_GRADIENT, SCALED, C_REG, UNWEIGHTED, MOVED = (
     "theta_moved",  # how far θ is from its start, relative to it
 )
 """Columns of the records, the second made from them."""
+
+_META, _H_L = "min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²", "‖∇_φ H·L‖²"
 
 Pace = Literal["fast", "about", "slow", "level", "grows"]
 _PACES: dict[Pace, str] = {
@@ -134,7 +138,7 @@ def findings(study: Study) -> list[Finding]:
         verdict = f"{bound_verdict(measured.fit, control.fit)} {effect}"
         return finding(1, quantity, measured, "θ frozen", control, verdict)
 
-    gradient, both = "min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²", "θ and w frozen"
+    both = "θ and w frozen"
     way, way_fixed = (at_end(study, schedule, MOVING, MOVED) for schedule in (PAPER, FIXED))
     start = _at_start(study)
     ends, ends_control = (at_end(study, PAPER, arm, C_REG) for arm in (MOVING, FROZEN_BOTH))
@@ -146,16 +150,16 @@ def findings(study: Study) -> list[Finding]:
     eager, unweighted = (along(study, EAGER, column) for column in (C_REG, UNWEIGHTED))
     eager_verdict = weights_verdict(eager.fit, unweighted.fit)
     return [
-        theorem_1(f"{gradient}, η_s = e/T: as written", PAPER, SMALLEST_GRADIENT),
-        theorem_1(f"{gradient} / η_s², η_s = e/T", PAPER, SCALED),
-        theorem_1(f"{gradient}, η_s fixed", FIXED, SMALLEST_GRADIENT),
+        theorem_1(f"{_META}, η_s = e/T: as written", PAPER, SMALLEST_GRADIENT),
+        theorem_1(f"{_META} / η_s², η_s = e/T", PAPER, SCALED),
+        theorem_1(f"{_META}, η_s fixed", FIXED, SMALLEST_GRADIENT),
         finding(1, "‖θ_T − θ_0‖ / ‖θ_0‖, η_s = e/T", way, "η_s fixed", way_fixed, way_verdict(way.fit, way_fixed.fit)),
         finding(
-            2, "‖∇_φ H·L‖² at t = T, η_s = k/T: as written", ends, both, ends_control, f"{as_written} {beside}"
+            2, f"{_H_L} at t = T, η_s = k/T: as written", ends, both, ends_control, f"{as_written} {beside}"
         ),
-        finding(2, "‖∇_φ H·L‖² along t, η_s fixed", run, both, run_control, fixed),
+        finding(2, f"{_H_L} along t, η_s fixed", run, both, run_control, fixed),
         finding(
-            2, "‖∇_φ H·L‖² along t, η_s fixed, F-reg eager", eager, "‖∇_φ L‖² there", unweighted, eager_verdict
+            2, f"{_H_L} along t, η_s fixed, F-reg eager", eager, "‖∇_φ L‖² there", unweighted, eager_verdict
         ),
     ]  # fmt: skip
 
@@ -375,15 +379,11 @@ def markdown(report: dict[str, Any]) -> str:
 
 # The figure: on the left as written, on the right without what is trivial.
 
-_META = r"\min_t\ \|\nabla_{\!\theta}\, L_s(\phi_{t+1}(\theta_t))\|^2"
-_H_L = r"\|\nabla_{\!\phi}\, H\!\cdot\! L\|^2"
-
 
 def figure(study: Study) -> Figure:
     """Four panels; lines are geometric means over seeds, bands reach from the least seed to the largest."""
     with style.applied():
-        drawing = style.new_figure(10, 7.6)
-        drawing.set_layout_engine("constrained")
+        drawing = style.new_figure(*FIGURE_SIZE)
         panels = drawing.subplots(2, 2)
         _theorem_1(study, *panels[0])
         _theorem_2(study, *panels[1])
@@ -403,12 +403,12 @@ def _theorem_1(study: Study, left: Axes, right: Axes) -> None:
         series = at_end(study, PAPER, arm, SMALLEST_GRADIENT)
         _draw(left, series, name, colour, marker)
     rate = series.mean[0] * np.power(series.x / series.x[0], RATE)
-    left.plot(series.x, rate, ":", color=style.MUTED, linewidth=1.2, label=r"$1/\sqrt{T}$, the bound's rate")
-    _label(left, r"Theorem 1 as written: $\eta_s = e/T$", "T", f"${_META}$")
-    for schedule, eta_s, line in ((PAPER, r"$\eta_s = e/T$", "-"), (FIXED, r"$\eta_s$ fixed", "--")):
+    left.plot(series.x, rate, ":", color=style.MUTED, linewidth=1.2, label="1/√T, the bound's rate")
+    _label(left, "Theorem 1 as written: η_s = e/T", "T", _META)
+    for schedule, eta_s, line in ((PAPER, "η_s = e/T", "-"), (FIXED, "η_s fixed", "--")):
         for arm, name, colour, marker in arms:
             _draw(right, at_end(study, schedule, arm, SCALED), f"{name}, {eta_s}", colour, marker, line)
-    _label(right, r"Theorem 1 without its factor $\eta_s^2$", "T", rf"${_META}\ /\ \eta_s^2$")
+    _label(right, "Theorem 1 without its factor η_s²", "T", f"{_META} / η_s²")
 
 
 def _theorem_2(study: Study, left: Axes, right: Axes) -> None:
@@ -420,12 +420,12 @@ def _theorem_2(study: Study, left: Axes, right: Axes) -> None:
         _draw(right, along(study, arm, C_REG, least=1), name, colour, marker)
     start = _at_start(study)
     left.axhline(start, color=style.MUTED, linestyle=":", linewidth=1.2, label="at t = 0")
-    _label(left, r"Theorem 2 as written: $\eta_s = k/T$", "T", f"${_H_L}$ at t = T")
+    _label(left, "Theorem 2 as written: η_s = k/T", "T", f"{_H_L} at t = T")
     left.set_ylim(min(left.get_ylim()[0], 1e-2 * start), 2 * start)
     _draw(right, along(study, EAGER, C_REG, least=1), "eager F-reg", style.GREEN, "^")
-    without = r"eager F-reg, without H: $\|\nabla_{\!\phi}\, L\|^2$"
+    without = "eager F-reg, without H: ‖∇_φ L‖²"
     _draw(right, along(study, EAGER, UNWEIGHTED, least=1), without, style.GREEN, "^", "--")
-    _label(right, r"Theorem 2 with $\eta_s$ fixed", "t", f"${_H_L}$")
+    _label(right, "Theorem 2 with η_s fixed", "t", _H_L)
 
 
 def _draw(axes: Axes, series: Series, name: str, colour: str, marker: str, line: str = "-") -> None:
@@ -433,7 +433,7 @@ def _draw(axes: Axes, series: Series, name: str, colour: str, marker: str, line:
     slope = Series(series.x[late], series.values[:, late]).fit.slope
     label = f"{name}: slope " + f"{slope:+.2f}".replace("-", "−")
     filled = colour if line == "-" else "white"
-    marks = {"marker": marker, "markersize": 4, "markerfacecolor": filled}
+    marks: dict[str, Any] = {"marker": marker, "markersize": 4, "markerfacecolor": filled}
     axes.plot(series.x, series.mean, line, color=colour, label=label, **marks)
     low, high = series.values.min(axis=0), series.values.max(axis=0)
     axes.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -443,5 +443,7 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
