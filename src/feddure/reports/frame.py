@@ -17,7 +17,7 @@ from scipy.stats import t as student
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.methods import METHODS
-from feddure.reports.diagnostics_summary import last_means, trace
+from feddure.reports.diagnostics import last_means, trace
 from feddure.tracking import summary
 from feddure.tracking.records import Run
 from feddure.tracking.summary import LAST, evaluations, spoken, summarise
@@ -211,8 +211,9 @@ def provenance(rows: pd.DataFrame) -> list[str]:
     versions = dict.fromkeys(
         ", ".join(f"{name} {one.get(name)}" for name in ("python", "torch", "numpy")) for one in about
     )
-    commits = dict.fromkeys(one["commit"] for one in about if one.get("commit"))
-    commit = f", commit {', '.join(commits)}" if commits else ""
+    commits = list(dict.fromkeys(one["commit"] for one in about if one.get("commit")))
+    more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
+    commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
     return [f"Measured on {', '.join(hardware)} with {', '.join(versions)}{commit}."] if about else []
 
 

@@ -17,9 +17,9 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.files import write_whole
 from feddure.simulation import runs
-from feddure.studies import compare_report, compare_tables
+from feddure.studies import compare_report
 from feddure.studies.compare_plan import PLAN_FILE, Plan, read_plan, run_folder
-from feddure.studies.compare_tables import Pair, Row
+from feddure.studies.compare_report import View
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid.failures import Problem
 from feddure.tracking import records
@@ -27,15 +27,14 @@ from feddure.tracking import records
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: its runs in the plan's order, a row a method, and the differences from the reference.
+    """A finished comparison: its runs in the plan's order, and the tables of them.
 
     Methods that have `failed` on any seed are in none of them.
     """
 
     plan: Plan
     runs: list[records.Run]
-    rows: list[Row]
-    pairs: list[Pair]
+    view: View
     report: Path
     failed: Mapping[str, Problem]
 
@@ -56,10 +55,10 @@ def compare(
         raise _nothing_compared(failed)
     finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
     _expect_one_partition_a_seed(finished)
-    rows, pairs = compare_tables.rows(done, finished), compare_tables.pairs(done, finished)
-    compare_tables.write(folder, rows, pairs, failed)
-    report = compare_report.write(folder, done, finished, rows, pairs, failed)
-    return Comparison(plan, finished, rows, pairs, report, failed)
+    view = View(done, finished, failed)
+    view.write_tables(folder)
+    report = compare_report.write(folder, view)
+    return Comparison(plan, finished, view, report, failed)
 
 
 def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dict[Path, Experiment]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from feddure.reports.figures import Runs
 from feddure.tracking.records import Record
 from feddure.tracking.summary import NOTHING, number, percent, points
 
@@ -19,8 +18,6 @@ TRAINING = ("loss", "loss_unlabelled", "d")
 
 Trace = dict[str, np.ndarray]
 """A run's quantities by name, a value a round, NaN in rounds without; a quantity without any value is left out."""
-
-_LONGEST_CLASS = 18  # letters
 
 # From this many hundredths on, an AUROC is called so.
 _JUDGEMENTS = {
@@ -105,30 +102,46 @@ def judged(auroc: float) -> str:
 
 
 def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str, str]:
-    """What the last rounds of a run say, by figure."""
+    """What the last rounds of a run say, by the quantity that a figure draws."""
     found, rounds, said = trace(metrics), len(metrics), {}
     mean = last_means(found)
     when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"over all {rounds} rounds"
     if "d_mean" in mean:
         low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
-        said["reward"] = (
+        said["d_mean"] = (
             f"d is {_signed(mean['d_mean'])} on average {when}, from {_signed(low)} to {_signed(high)}: "
             f"on the whole it {'added to' if mean['d_mean'] > 0 else 'took from'} the weight of pseudo labels."
         )
-    if "weight_mean" in mean:
-        said["weights"] = _weights_in_words(mean, when)
+    if "weight_p90" in mean:
+        low, high = mean["weight_p10"], mean["weight_p90"]
+        spread = round(high - low, 2)
+        alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
+        said["weight_mean"] = (
+            f"m is {mean['weight_mean']:.2f} on average {when}, mostly between {low:.2f} and {high:.2f}: "
+            f"pseudo labels count {alike}."
+        )
+    elif "weight_mean" in mean:
+        said["weight_mean"] = f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
     if "pseudo_accuracy" in mean:
-        said["accuracy"] = _accuracy_in_words(mean, when)
+        said["pseudo_accuracy"] = f"{percent(mean['pseudo_accuracy'], 1)} of the pseudo labels are right {when}."
+    if {"pseudo_accuracy", "pseudo_accuracy_weighted"} <= mean.keys():
+        weighted = mean["pseudo_accuracy_weighted"]
+        gain = round(100 * (weighted - mean["pseudo_accuracy"]), 1)
+        verdict = "hardly matter" if abs(gain) < 1 else f"favour {'right' if gain > 0 else 'wrong'} ones"
+        said["pseudo_accuracy"] += f" Weighted by m it is {percent(weighted, 1)}: the weights {verdict}."
     if "weight_auroc" in mean:
-        said["separation"] = _separation_in_words(mean, when)
+        auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
+        text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
+        text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
+        said["weight_auroc"] = text if within is None else f"{text} Within single clients it is {within:.2f}."
     if "ascent_share" in mean:
         steps = f"{percent(mean['ascent_share'], 1)} of the steps" if mean["ascent_share"] else "No step"
         whole = f"; over the whole run, {percent(float(known_mean(found['ascent_share'])), 1)} did"
         away = f"{steps} {when} moved the model away from its pseudo labels"
-        said["ascent"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
+        said["ascent_share"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
     if {"loss", "loss_unlabelled"} <= mean.keys():
         on_pseudo_labels = f"{mean['loss_unlabelled']:.2f} on pseudo labels"
-        said["losses"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
+        said["loss"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
     right = known_mean(per_class(metrics, "pseudo_accuracy_per_class")[-LAST_ROUNDS:])
     if np.isfinite(right).sum() > 1:
         names, best, worst = class_names(classes, len(right)), int(np.nanargmax(right)), int(np.nanargmin(right))
@@ -139,7 +152,7 @@ def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str
     return said
 
 
-def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
+def table(runs: Mapping[str, Sequence[Record]]) -> tuple[list[str], dict[str, list[str]]]:
     """Column names and, for each run with pseudo labels, its means of the last rounds."""
     rows = {}
     for label, metrics in runs.items():
@@ -153,33 +166,9 @@ def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
     return ["right", "weighted", "ascent", "mean d", "mean m", "AUROC", "within clients", "m tells them apart"], rows
 
 
-def _weights_in_words(mean: Mapping[str, float], when: str) -> str:
-    if "weight_p90" not in mean:
-        return f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
-    low, high = mean["weight_p10"], mean["weight_p90"]
-    spread = round(high - low, 2)
-    alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
-    return (
-        f"m is {mean['weight_mean']:.2f} on average {when}, mostly between {low:.2f} and {high:.2f}: "
-        f"pseudo labels count {alike}."
-    )
-
-
-def _accuracy_in_words(mean: Mapping[str, float], when: str) -> str:
-    text = f"{percent(mean['pseudo_accuracy'], 1)} of the pseudo labels are right {when}"
-    weighted = mean.get("pseudo_accuracy_weighted")
-    if weighted is None:
-        return f"{text}."
-    gain = round(100 * (weighted - mean["pseudo_accuracy"]), 1)
-    verdict = "hardly matter" if abs(gain) < 1 else f"favour {'right' if gain > 0 else 'wrong'} ones"
-    return f"{text}, {percent(weighted, 1)} weighted by m: the weights {verdict}."
-
-
-def _separation_in_words(mean: Mapping[str, float], when: str) -> str:
-    auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
-    text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
-    text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
-    return text if within is None else f"{text} Within single clients it is {within:.2f}."
+def class_names(classes: Sequence[str], size: int) -> list[str]:
+    """Names of so many classes; numbers where they are not known."""
+    return list(classes) if len(classes) == size else [f"class {place}" for place in range(size)]
 
 
 def _verdict(mean: Mapping[str, float]) -> str:
@@ -189,14 +178,3 @@ def _verdict(mean: Mapping[str, float]) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
-
-
-def class_names(classes: Sequence[str], size: int) -> list[str]:
-    """Names of so many classes, none too long for a figure."""
-    names = classes if len(classes) == size else [f"class {place}" for place in range(size)]
-    return [short(name, _LONGEST_CLASS) for name in names]
-
-
-def short(label: str, longest: int = 36) -> str:
-    """A label that fits."""
-    return label if len(label) <= longest else label[: longest - 1] + "…"
