@@ -1,4 +1,4 @@
-"""What pseudo labels were worth, in numbers, words and figures."""
+"""What pseudo labels were worth, in numbers and figures."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from feddure.reports import figures, style
 from feddure.reports.diagnostics import (
     best_of_threshold,
-    findings,
     judged,
     last_means,
     per_class,
@@ -134,34 +133,6 @@ def test_quantities_of_classes_fill_a_table_of_rounds():
 def test_an_auroc_is_judged_by_the_digits_that_are_shown():
     assert judged(0.524) == judged(0.5) != judged(0.526) == judged(0.53)
     assert len({judged(value / 100) for value in range(101)}) == 8
-
-
-@pytest.mark.parametrize(
-    ("quantity", "changes", "said"),
-    [
-        ("d_mean", {}, "added to"),
-        ("d_mean", {"d_mean": -0.02}, "took from"),
-        ("weight_mean", {}, "almost alike"),
-        ("weight_mean", {"weight_p10": 0.1, "weight_p90": 0.9}, "very differently"),
-        ("pseudo_accuracy", {}, "hardly matter"),
-        ("pseudo_accuracy", {"pseudo_accuracy_weighted": 0.57}, "favour wrong ones"),
-        ("pseudo_accuracy", {"pseudo_accuracy_weighted": None}, "60.0"),
-        ("weight_auroc", {"weight_auroc": 0.3, "clients": []}, "0.30"),
-        ("ascent_share", {"ascent_share": lambda number: 0.3 if number <= 10 else 0.06}, "14.0"),
-        ("loss", {}, "0.50 on labels and 0.25"),
-        ("classes", {}, "of cat are right"),
-    ],
-)
-def test_words_follow_the_numbers(quantity, changes, said):
-    assert said in findings(feddure(**changes), ["cat", "dog", "ship"])[quantity]
-
-
-def test_a_threshold_is_put_in_words_and_a_run_without_records_in_none():
-    said = findings(fixmatch(15, weight_auroc=0.7))
-    assert not {"d_mean", "ascent_share"} & said.keys()
-    assert "pass the threshold" in said["weight_mean"]
-    assert "0.75 at best" in said["weight_auroc"]
-    assert findings([]) == findings(fedavg()) == {}
 
 
 def test_runs_are_compared_in_a_table():

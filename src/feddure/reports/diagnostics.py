@@ -1,6 +1,6 @@
-"""What pseudo labels were worth and what the regulators made of them: in numbers and in words.
+"""What pseudo labels were worth and what the regulators made of them, in numbers.
 
-Few clients take part in a round, so rounds are noisy; sentences and tables speak of means over the last rounds.
+Few clients take part in a round, so rounds are noisy; tables speak of means over the last rounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from feddure.tracking.records import Record
-from feddure.tracking.summary import NOTHING, number, percent, points
+from feddure.tracking.summary import NOTHING, number, points
 
 LAST_ROUNDS = 20
-"""Rounds that sentences and tables take their means over."""
+"""Rounds that tables take their means over."""
 
 TRAINING = ("loss", "loss_unlabelled", "d")
 """Quantities of a round's training that are shown here."""
@@ -32,7 +32,6 @@ _JUDGEMENTS = {
 }
 
 
-# --- numbers -----------------------------------------------------------------------------------------------
 def trace(metrics: Sequence[Record]) -> Trace:
     """What a run recorded about its pseudo labels, the mean of its clients' own AUROCs, and levels to compare with."""
     rows = []
@@ -95,65 +94,13 @@ def last_means(found: Trace) -> dict[str, float]:
     return {name: value for name, value in means.items() if np.isfinite(value)}
 
 
-# --- words -------------------------------------------------------------------------------------------------
 def judged(auroc: float) -> str:
     """How well weights with this AUROC separate right from wrong, going by the two digits that are shown."""
     return next(word for least, word in _JUDGEMENTS.items() if round(100 * auroc) >= least)
 
 
-def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str, str]:
-    """What the last rounds of a run say, by the quantity that a figure draws."""
-    found, rounds, said = trace(metrics), len(metrics), {}
-    mean = last_means(found)
-    when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"over all {rounds} rounds"
-    if "d_mean" in mean:
-        low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
-        said["d_mean"] = (
-            f"d is {_signed(mean['d_mean'])} on average {when}, from {_signed(low)} to {_signed(high)}: "
-            f"on the whole it {'added to' if mean['d_mean'] > 0 else 'took from'} the weight of pseudo labels."
-        )
-    if "weight_p90" in mean:
-        low, high = mean["weight_p10"], mean["weight_p90"]
-        spread = round(high - low, 2)
-        alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
-        said["weight_mean"] = (
-            f"m is {mean['weight_mean']:.2f} on average {when}, mostly between {low:.2f} and {high:.2f}: "
-            f"pseudo labels count {alike}."
-        )
-    elif "weight_mean" in mean:
-        said["weight_mean"] = f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
-    if "pseudo_accuracy" in mean:
-        said["pseudo_accuracy"] = f"{percent(mean['pseudo_accuracy'], 1)} of the pseudo labels are right {when}."
-    if {"pseudo_accuracy", "pseudo_accuracy_weighted"} <= mean.keys():
-        weighted = mean["pseudo_accuracy_weighted"]
-        gain = round(100 * (weighted - mean["pseudo_accuracy"]), 1)
-        verdict = "hardly matter" if abs(gain) < 1 else f"favour {'right' if gain > 0 else 'wrong'} ones"
-        said["pseudo_accuracy"] += f" Weighted by m it is {percent(weighted, 1)}: the weights {verdict}."
-    if "weight_auroc" in mean:
-        auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
-        text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
-        text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
-        said["weight_auroc"] = text if within is None else f"{text} Within single clients it is {within:.2f}."
-    if "ascent_share" in mean:
-        steps = f"{percent(mean['ascent_share'], 1)} of the steps" if mean["ascent_share"] else "No step"
-        whole = f"; over the whole run, {percent(float(known_mean(found['ascent_share'])), 1)} did"
-        away = f"{steps} {when} moved the model away from its pseudo labels"
-        said["ascent_share"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
-    if {"loss", "loss_unlabelled"} <= mean.keys():
-        on_pseudo_labels = f"{mean['loss_unlabelled']:.2f} on pseudo labels"
-        said["loss"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
-    right = known_mean(per_class(metrics, "pseudo_accuracy_per_class")[-LAST_ROUNDS:])
-    if np.isfinite(right).sum() > 1:
-        names, best, worst = class_names(classes, len(right)), int(np.nanargmax(right)), int(np.nanargmin(right))
-        said["classes"] = (
-            f"{percent(right[best], 0)} of the pseudo labels of {names[best]} are right {when}, "
-            f"and {percent(right[worst], 0)} of those of {names[worst]}."
-        )
-    return said
-
-
 def table(runs: Mapping[str, Sequence[Record]]) -> tuple[list[str], dict[str, list[str]]]:
-    """Column names and, for each run with pseudo labels, its means of the last rounds."""
+    """Column names and, for each run with pseudo labels, its means of the last rounds; shares are in per cent."""
     rows = {}
     for label, metrics in runs.items():
         mean = last_means(trace(metrics))

@@ -380,21 +380,3 @@ def _name_classes(axes: Axes, classes: Sequence[str]) -> None:
 def _row(classes: Sequence[str]) -> float:
     """Inches of a class."""
     return 0.27 if len(classes) <= _MOST_NAMES else 8.0 / len(classes)
-
-
-def apart(places: Sequence[float], gap: float) -> list[float]:
-    """The sorted places, moved as little as need be so that neighbours keep the gap."""
-    # Places that are too close form a group, evenly spaced around the mean of where they wanted to be.
-    groups: list[list[float]] = []
-    for place in places:
-        groups.append([place])
-        while len(groups) > 1 and _lowest(groups[-1], gap) < _lowest(groups[-2], gap) + gap * len(groups[-2]):
-            last = groups.pop()
-            groups[-1] += last
-    return [_lowest(group, gap) + gap * index for group in groups for index in range(len(group))]
-
-
-def _lowest(group: list[float], gap: float) -> float:
-    """Where a group of names begins: around the mean of its places, but not outside of the axes."""
-    size = gap * (len(group) - 1)
-    return max(0.0, min(sum(group) / len(group) - size / 2, 1.0 - size))

@@ -21,14 +21,13 @@ MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚",
 
 
 class Picture(NamedTuple):
-    """A figure as the page embeds it, what it says, and how to read it."""
+    """A figure as the page embeds it, and how to read it."""
 
     source: str  # a data URI
     alt: str
     width: int
     height: int
     caption: str = ""
-    finding: str = ""
     reading: str = ""
 
     @property
@@ -132,11 +131,11 @@ def render(template: str, **content: Any) -> str:
     return _environment().get_template(template).render(version=VERSION, **content)
 
 
-def embed(figure: Figure, alt: str, caption: str = "", finding: str = "", reading: str = "") -> Picture:
+def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
     """A figure as a page can hold it."""
     across, up = figure.get_size_inches()
     source = f"data:image/svg+xml;base64,{_encoded(style.svg(figure).encode())}"
-    return Picture(source, alt, round(100 * across), round(100 * up), caption, finding, reading)
+    return Picture(source, alt, round(100 * across), round(100 * up), caption, reading)
 
 
 def table(frame: pd.DataFrame, **about: Any) -> Table:

@@ -157,7 +157,10 @@ def _runs(
     apart = summary.differences([run.experiment for run in runs])
     fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
     fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
-    columns = ["run", "method", *map(summary.field_name, fields), "rounds", "last", "last 10", "averaged model"]
+    accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
+    if any(found.accuracy_ema_last is not None for found in summaries):
+        accuracies["averaged model"] = "accuracy_ema_last10"
+    columns = ["run", "method", *map(summary.field_name, fields), "rounds", *accuracies]
     columns += ["local steps", "per client", "time"]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
@@ -168,30 +171,36 @@ def _runs(
                 frame.method_title(tree["method"]),
                 *(_shown(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
-                *map(points, (found.accuracy_last, found.accuracy_last10, found.accuracy_ema_last10)),
+                *(points(getattr(found, name)) for name in accuracies.values()),
                 f"{found.local_steps:,}",
                 summary.number(found.mean_local_steps, 1),
                 summary.duration(found.seconds),
             ]
         )
-    if all(found.accuracy_ema_last10 is None for found in summaries):
-        place = columns.index("averaged model")
-        for row in (columns, *rows):
-            del row[place]
-    repeats = [
-        [
-            found.label,
-            ", ".join(_first([str(seed) for seed in found.seeds], 6)),
-            *(_spread(*each) for each in (found.last, found.last10)),
-        ]
-        for found in summary.over_seeds(runs)
-    ]
     parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), looks=looks)]
-    if repeats and not beside:
+    repeats = [] if beside else _over_seeds(runs)
+    if repeats:
         parts.append(Text("Mean and standard deviation over seeds", "heading"))
         parts.append(Table(["runs", "seeds", "last", "last 10"], repeats, numbers_from=2))
     text = "Test accuracy in per cent, at the last evaluation and as the mean of the last 10."
     return [Section("Run by run" if beside else "Runs", text, parts)]
+
+
+def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
+    """Runs that differ in nothing but the seed, where there are any."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        tree = summary.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
+        groups.setdefault(repr(tree), []).append(run)
+    labels = summary.labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
+    rows = []
+    for label, group in zip(labels, groups.values(), strict=True):
+        found = frame.measured(frame.of_runs(group))
+        if len(found) == len(group) == found["seed"].nunique() > 1:
+            seeds = ", ".join(_first([str(seed) for seed in sorted(found["seed"])], 6))
+            spreads = [frame.mean_sd(found[f"accuracy_{which}"]) for which in ("last", "last10")]
+            rows.append([label, seeds, *map(str, spreads)])
+    return rows
 
 
 # --- what was learned --------------------------------------------------------------------------------------
@@ -247,28 +256,19 @@ def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     charts = figures.pseudo_labels(lines, classes)
     sections = []
     if charts:
-        said = diagnostics.findings(runs[0].metrics, classes) if len(runs) == 1 else {}
-        pictures = [
-            embed(chart.figure, chart.title, chart.title, said.get(chart.quantity, ""), chart.reading)
-            for chart in charts
+        columns, rows = diagnostics.table({line.label: line.metrics for line in lines})
+        looks = [line.look for line in lines if line.label in rows]
+        cells = [[label, *found] for label, found in rows.items()]
+        pictures = [embed(chart.figure, chart.title, chart.title, chart.reading) for chart in charts]
+        parts = [
+            Table(["run", *columns], cells, numbers_from=1, looks=looks if len(runs) > 1 else ()),
+            Group([one for one in pictures if one.width <= 700]),
+            *(one for one in pictures if one.width > 700),
         ]
-        parts: list[Any] = [Group([one for one in pictures if one.width <= 700])]
-        parts += [one for one in pictures if one.width > 700]
-        if len(runs) > 1:
-            columns, rows = diagnostics.table({line.label: line.metrics for line in lines})
-            looks = [line.look for line in lines if line.label in rows]
-            cells = [[label, *found] for label, found in rows.items()]
-            parts.insert(0, Table(["run", *columns], cells, numbers_from=1, looks=looks))
-            parts.insert(
-                0,
-                Text(
-                    f"Means of the last {diagnostics.LAST_ROUNDS} rounds: right pseudo labels, also weighted by m, and "
-                    "steps of gradient ascent in per cent."
-                ),
-            )
         text = (
             "What they were worth and what the method made of them; the method itself never sees the true classes. "
-            "Faint lines are single rounds, strong ones their running mean."
+            f"The table has means of the last {diagnostics.LAST_ROUNDS} rounds: right pseudo labels, also weighted by "
+            "m, and steps of gradient ascent in per cent. Faint lines are single rounds, strong ones running means."
         )
         sections.append(Section("Pseudo labels", text, parts))
     drawn = figures.training(lines, leave_out=diagnostics.TRAINING if charts else ())
@@ -378,10 +378,6 @@ def _class_names(run: Run) -> tuple[str, ...]:
     """Names of the classes of a run's last evaluation."""
     size = len(summary.evaluations(run.metrics, "per_class")[-1][1])
     return tuple(diagnostics.class_names(list(map(str, run.partition.get("classes", ())))[:size], size))
-
-
-def _spread(mean: float, deviation: float) -> str:
-    return f"{100 * mean:.2f} ± {100 * deviation:.2f}"
 
 
 def _shown(value: Any) -> str:

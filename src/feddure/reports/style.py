@@ -50,7 +50,6 @@ _MARKERS = ("v", "P", "D", "^", "s", "o", ">", "X", "p", "*")
 _LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)))
 _CHANGED: tuple[Any, ...] = (":", (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
 _CHANGED_MARKERS = ("8", "H", "<", "d", "h")
-_TEXT = {ORANGE: "#9a6a00", SKY: "#2a78ac"}  # text needs more contrast than lines
 
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look alike everywhere
@@ -135,12 +134,6 @@ def run_looks(methods: Iterable[str]) -> list[Look]:
     return found
 
 
-def text_colour(look: Look) -> str:
-    """Of the name beside a line."""
-    colour: str = look["color"]
-    return _TEXT.get(colour, colour)
-
-
 def _registered() -> dict[str, Look]:
     found: dict[str, Look] = {}
     family, member = -1, 0
@@ -169,12 +162,6 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def inches(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes at a place given in inches, for charts whose marks must fit their cells exactly."""
-    across, up = figure.get_size_inches()
-    return figure.add_axes((left / across, bottom / up, width / across, height / up))
 
 
 def legend(figure: Figure, names: Iterable[str], handles: Iterable[Any]) -> None:

@@ -378,22 +378,20 @@ def along_axes(sweep: Sweep, found: Sequence[Board]) -> Figure | None:
     """Lines for a grid with one axis of numbers, heat maps for one with two; None for any other."""
     numeric = [key for key in sweep.axes if _is_numeric([point.values[key] for point in sweep.points])]
     by_cell = {row.point.cells[0].hash: row for board in found for row in board.rows}
-    best = {board.rows[0].point.cells[0].hash for board in found}
-    groups: dict[str, list[tuple[Changes, Row]]] = {}
+    lines = []
     for point in sweep.points:
         row = by_cell[point.cells[0].hash]
         others = {key: value for key, value in point.values.items() if key not in numeric}
-        if row.last10:
-            groups.setdefault(names.combination(point.case, others), []).append((point.values, row))
-    if len(numeric) == 1 and len(groups) <= _MOST_LINES:
-        return _lines(numeric[0], groups)
-    if len(numeric) == 2 and len(groups) <= _MOST_PANELS:
-        ticks = [sorted({point.values[key] for point in sweep.points}) for key in numeric]
-        maps = {}
-        for name, rows in groups.items():
-            places = {tuple(t.index(v[key]) for t, key in zip(ticks, numeric, strict=True)): row for v, row in rows}
-            maps[name] = places
-        return _maps(numeric, ticks, maps, best, frame.mean_of(_every(found), spelled_out=True))
+        best = any(row is board.rows[0] for board in found)
+        group = style.short(names.combination(point.case, others), _LONGEST)
+        mean, sd = (row.last10.mean, row.last10.sd or 0.0) if row.last10 else (np.nan, np.nan)
+        lines.append(point.values | {"group": group, "mean": mean, "sd": sd, "best": best})
+    data = pd.DataFrame(lines)
+    groups = data.loc[data["mean"].notna(), "group"].nunique()
+    if len(numeric) == 1 and groups <= _MOST_LINES:
+        return _lines(numeric[0], data[data["mean"].notna()], len(sweep.seeds) > 1)
+    if len(numeric) == 2 and groups <= _MOST_PANELS:
+        return _maps(numeric, data, frame.mean_of(_every(found), spelled_out=True))
     return None
 
 
@@ -402,62 +400,51 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     return plain and len(set(values)) > 1
 
 
-def _lines(key: str, groups: Mapping[str, Sequence[tuple[Changes, Row]]]) -> Figure:
-    values = sorted({point[key] for rows in groups.values() for point, _ in rows})
-    wide = values[0] > 0 and values[-1] / values[0] >= _WIDE_RANGE
+def _lines(key: str, data: pd.DataFrame, several: bool) -> Figure:
+    values = sorted(set(data[key]))
+    groups = list(data.groupby("group", sort=False))
     looks = style.run_looks([""] * len(groups))
     with style.applied():
         canvas = style.new_figure(figures.WIDE, 3.8 + 0.06 * len(groups))
         axes = canvas.add_subplot()
-        handles = []
-        for rows, look in zip(groups.values(), looks, strict=True):
-            found = [(point[key], row.last10) for point, row in sorted(rows, key=lambda one: one[0][key]) if row.last10]
-            x, spreads = zip(*found, strict=True)
-            bars: dict[str, Any] = {"capsize": 2.5, "elinewidth": 1} | look
-            handles.append(axes.errorbar(x, [s.mean for s in spreads], [s.sd or 0.0 for s in spreads], **bars))
-        if wide:
+        for (_, own), look in zip(groups, looks, strict=True):
+            own = own.sort_values(key)
+            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, **look)
+        if values[0] > 0 and values[-1] / values[0] >= _WIDE_RANGE:
             axes.set_xscale("log")
         axes.set_xticks(values, [names.shown(key, value) for value in values])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(names.axis(key))
-        several = any(len(row.runs) > 1 for rows in groups.values() for _, row in rows)
-        bars_are = ", mean over seeds ± one standard deviation" if several else ""
-        axes.set_title(f"Test accuracy, %, against {names.axis(key)}{bars_are}")
+        bars = ", mean over seeds ± one standard deviation" if several else ""
+        axes.set_title(f"Test accuracy, %, against {names.axis(key)}{bars}")
         if len(groups) > 1:
-            style.legend(canvas, [style.short(name, _LONGEST) for name in groups], handles)
+            style.legend(canvas, [str(name) for name, _ in groups], axes.containers)
     return canvas
 
 
-def _maps(
-    keys: Sequence[str],
-    ticks: Sequence[Sequence[Any]],
-    maps: Mapping[str, Mapping[tuple[int, ...], Row]],
-    best: set[str],
-    mean_of: str,
-) -> Figure:
+def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
     """One map for each group with the same colours in all; a combination that is not measured stays white."""
-    columns, lines = ticks
-    means = [row.last10.mean for rows in maps.values() for row in rows.values() if row.last10]
-    low, high = min(means), max(means)
-    beside = max(1, min(len(maps), int(figures.WIDE // (0.75 * len(columns) + 1.2))))
-    deep = -(-len(maps) // beside)
+    columns, lines = (sorted(set(data[key])) for key in keys)
+    low, high = data["mean"].min(), data["mean"].max()
+    looks: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
+    looks |= {"vmin": low - 0.25 * (high - low) - 1e-9, "vmax": high}
+    groups = list(data.groupby("group", sort=False))
+    width = 0.75 * len(columns) + 1.2
+    beside = max(1, min(len(groups), int(figures.WIDE // width)))
+    deep = -(-len(groups) // beside)
     with style.applied():
-        width = min(figures.WIDE, max(5.2, beside * (0.75 * len(columns) + 1.2)))
-        canvas = style.new_figure(width, deep * (0.45 * len(lines) + 0.9) + 0.4)
-        for place, (name, rows) in enumerate(maps.items(), 1):
+        canvas = style.new_figure(min(figures.WIDE, max(5.2, beside * width)), deep * (0.45 * len(lines) + 0.9) + 0.4)
+        for place, (name, own) in enumerate(groups, 1):
             axes = style.bare(canvas.add_subplot(deep, beside, place))
-            values = np.full((len(lines), len(columns)), np.nan)
-            for (column, line), row in rows.items():
-                values[line, column] = row.last10.mean if row.last10 else np.nan
-            looks: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
-            axes.pcolormesh(values, vmin=low - 0.25 * (high - low) - 1e-9, vmax=high, **looks)
-            bold = {(line, column) for (column, line), row in rows.items() if row.point.cells[0].hash in best}
-            figures.write_values(axes, values, "{:.1f}", bold, middle=low + 0.45 * (high - low))
+            mean, best = (own.pivot(index=keys[1], columns=keys[0], values=which) for which in ("mean", "best"))
+            axes.pcolormesh(mean.to_numpy(), **looks)
+            bold = set(zip(*np.nonzero(best.to_numpy()), strict=True))
+            figures.write_values(axes, mean.to_numpy(), "{:.1f}", bold, middle=low + 0.45 * (high - low))
             axes.set_xticks(np.arange(len(columns)) + 0.5, [names.shown(keys[0], value) for value in columns])
             axes.set_yticks(np.arange(len(lines)) + 0.5, [names.shown(keys[1], value) for value in lines])
             axes.set_xlabel(names.axis(keys[0]))
             axes.set_ylabel(names.axis(keys[1]))
-            axes.set_title(style.short(name, _LONGEST), fontsize=9)
+            axes.set_title(str(name), fontsize=9)
         canvas.suptitle(f"Test accuracy, %, {mean_of}; mean over seeds", x=0.01, ha="left", size=10)
     return canvas
 
