@@ -120,7 +120,10 @@ def looks(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
 
 
 def run_looks(methods: Iterable[str]) -> list[Look]:
-    """How runs look by their methods: those of a method share its colour; where there is only one, each has its own."""
+    """How runs look by their methods: in the method's colour, or where there is only one method each in its own.
+
+    Runs of the same colour differ in their markers.
+    """
     methods = list(methods)
     if len(set(methods)) == 1:
         places = [divmod(place, len(PALETTE)) for place in range(len(methods))]
@@ -129,8 +132,8 @@ def run_looks(methods: Iterable[str]) -> list[Look]:
     for method in methods:
         look = every[method, ""]
         markers = [look["marker"], *(marker for marker in "os^DvPX*" if marker != look["marker"])]
-        found.append(look | {"marker": markers[again[method] % len(markers)]})
-        again[method] += 1
+        found.append(look | {"marker": markers[again[look["color"]] % len(markers)]})
+        again[look["color"]] += 1
     return found
 
 

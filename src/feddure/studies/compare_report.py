@@ -111,15 +111,14 @@ class View:
         lines: list[dict[str, Any]] = []
         for method in self.plan.methods:
             own = self._of(method)
-            steps = sum(
-                sum(record.get("steps", ()))
-                for run in self.runs
-                if run.experiment.method == method
-                for record in run.metrics
-            )
-            line = {"method": method, "seeds": " ".join(map(str, own["seed"])), "rounds": own["rounds"].iloc[0]}
-            line |= {"local_steps_per_round": round(steps / own["rounds"].sum(), 6)}
-            line |= {"local_steps_per_client_and_round": round(own["local_steps"].mean(), 6)}
+            records = [one for run in self.runs if run.experiment.method == method for one in run.metrics]
+            line = {
+                "method": method,
+                "seeds": " ".join(map(str, own["seed"])),
+                "rounds": own["rounds"].iloc[0],
+                "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
+                "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
+            }
             for which in reversed(ACCURACIES):
                 found = mean_sd(own[f"accuracy_{which}"])
                 assert found is not None, "a finished run is evaluated after its last round"
@@ -151,16 +150,15 @@ def write(folder: Path, view: View) -> Path:
     looks = style.looks((method, "") for method in view.plan.methods)
     titles = {method: frame.method_title(method) for method in (*view.plan.methods, *view.failed)}
     shown = [looks.get((method, "")) for method in view.methods()["method"]]
-    parts: list[Any] = [table(view.methods().replace({"method": titles}), numbers_from=1, looks=shown)]
+    methods = view.methods().replace({"method": titles})
+    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, looks=shown)]
     pairs = view.pairs().replace({"method": titles})
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
         parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
     if len(view.plan.seeds) > 1:
         parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
-    return write_report(
-        [run.folder for run in view.runs], folder / REPORT_FILE, [Section("", view.about_methods(), parts)]
-    )
+    return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
 
 
 def mean_curves(view: View) -> figures.Figure:
