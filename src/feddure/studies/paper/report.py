@@ -134,7 +134,8 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
     frame.write_csv(folder / f"{name}.csv", rows.records(found))
     sections = []
     for place, grid in enumerate(rows.grids(found)):
-        parts: list[Any] = [_table(rows.table(grid, seeds)), Text(_definitions(found) if place == 0 else "", "fact")]
+        parts: list[Any] = [_table(rows.table(grid, seeds))]
+        parts += [Text(_definitions(found), "fact")] if place == 0 else []
         beyond = rows.beyond_labels(grid)
         if len(beyond):
             text = "Points beyond labels-only training with matched steps, on the same seeds"
