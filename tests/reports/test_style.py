@@ -1,7 +1,5 @@
 """Looks of methods, and files of figures."""
 
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib
@@ -79,15 +77,6 @@ def test_drawing_leaves_matplotlib_as_it_was():
     before = settings()
     style.render(small(), "png")
     assert settings() == before
-
-
-def test_drawing_does_without_pyplot():
-    program = (
-        "import sys; from feddure.reports import partition_figure, run_report, style; "
-        "[style.render(style.new_figure(1, 1), ending) for ending in style.FORMATS]; "
-        "sys.exit('matplotlib.pyplot' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_neighbouring_colours_differ_in_lightness():

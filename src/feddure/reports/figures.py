@@ -125,7 +125,7 @@ def over_rounds(rounds: Sequence[int], panels: Mapping[str, np.ndarray], classes
             axes = style.bare(canvas.add_subplot(1, len(panels), place, sharey=axes))
             size = -(-len(values) // _MOST_CELLS)
             cells = np.array([known_mean(values[start : start + size]) for start in range(0, len(values), size)]).T
-            each = (rounds[-1] - rounds[0]) / max(1, len(rounds) - 1)
+            each = (rounds[-1] - rounds[0]) / max(1, len(rounds) - 1) or 1
             extent = (rounds[0] - each / 2, rounds[0] + each * (size * cells.shape[1] - 0.5), len(cells) - 0.5, -0.5)
             looks: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
             shown = axes.imshow(100 * cells, vmin=0, vmax=100, extent=extent, cmap="viridis", **looks)
