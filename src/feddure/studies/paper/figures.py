@@ -110,7 +110,7 @@ def _dots(axes: Axes, column: Sequence[Row | None]) -> None:
 def _curves(rows: Sequence[Row]) -> Figure:
     """Accuracy against rounds: mean over seeds in a band of one standard deviation, the best at the end named first.
 
-    Single evaluations jump by several points, so that ten raw curves would hide each other; the CSV file has them.
+    Single evaluations jump by several points, so that ten raw curves would hide each other; the cells have them.
     """
     looks = _looks(rows)
     found = panels([row for row in rows if row.seeds], by_setting=True)
@@ -188,7 +188,7 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], look: sty
     axes.errorbar(values, mean, sd, capsize=3, elinewidth=1.0, **look)
     single = np.isnan(sd) & ~np.isnan(mean)
     if hollow and single.any():
-        points = look | {"linestyle": "none", "markerfacecolor": "white", "zorder": 3}
+        points = look | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5}
         axes.plot(np.array(values)[single], mean[single], **points)
 
 

@@ -132,11 +132,10 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
     study, preset, seeds = found[0].study, found[0].preset, rows.most_seeds(found)
     _make(folder)
     frame.write_csv(folder / f"{name}.csv", rows.records(found))
-    if study == "figure1":
-        frame.write_csv(folder / f"{name}-curves.csv", _curves(found))
     sections = []
     for place, grid in enumerate(rows.grids(found)):
-        parts: list[Any] = [_table(rows.table(grid, seeds)), Text(_definitions(found) if place == 0 else "", "fact")]
+        parts: list[Any] = [_table(rows.table(grid, seeds))]
+        parts += [Text(_definitions(found), "fact")] if place == 0 else []
         beyond = rows.beyond_labels(grid)
         if len(beyond):
             text = "Points beyond labels-only training with matched steps, on the same seeds"
@@ -206,21 +205,6 @@ def _notes(found: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def _curves(found: Sequence[Row]) -> pd.DataFrame:
-    """The curves of a figure: accuracies in per cent, mean and deviation over seeds."""
-    lines = []
-    for row in found:
-        if not row.seeds:
-            continue
-        for number, values in zip(*(axis.T for axis in figures.seed_curves(row)), strict=True):
-            each = frame.mean_sd(values)
-            assert each is not None
-            numbers = round(each.mean, 3), None if each.sd is None else round(each.sd, 3)
-            lines.append([row.dataset, row.setting, row.method, row.options, number, each.n, *numbers])
-    columns = ["dataset", "setting", "method", "options", "round", "seeds", "accuracy_mean", "accuracy_sd"]
-    return pd.DataFrame(lines, columns=columns)
-
-
 # Claims.
 
 
@@ -253,7 +237,7 @@ def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
 
 
 def write_claims(found: Sequence[Claim], folder: Path) -> Path:
-    """Write claims.csv, the comparisons they rest on, and a page; returns the page."""
+    """Write claims.csv, claims-comparisons.csv with what they rest on, and a page; returns the page."""
     _make(folder)
     frame.write_csv(
         folder / "claims.csv",
@@ -286,7 +270,8 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
         sections.append(Section(preset, tally(own), parts))
     lead = (
         "Each claim of the paper's text is judged by the criterion above it. Differences are in points of test "
-        "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t."
+        "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t; "
+        "claims-comparisons.csv has them all."
     )
     return _write(folder, Document("claims", "claims", lead, sections))
 

@@ -71,13 +71,12 @@ class Row:
     def missing(self) -> list[int]:
         return sorted(set(map(int, self.runs["seed"])) - set(self.seeds))
 
-    @property
+    @cached_property
     def failed(self) -> dict[int, str]:
         """Why seeds are missing that were tried in vain."""
-        found = self.runs[self.runs["failed"].astype(bool)]
-        return dict(zip(map(int, found["seed"]), found["failed"], strict=True))
+        return {int(seed): why for seed, why in zip(self.runs["seed"], self.runs["failed"], strict=True) if why}
 
-    @property
+    @cached_property
     def last10(self) -> Spread | None:
         return frame.mean_sd(self.accuracies.values())
 
@@ -101,7 +100,7 @@ class Row:
         """The accuracies of labels-only training with as many steps, by seed."""
         return frame.by_seed(self.measured, _REFERENCE)
 
-    @property
+    @cached_property
     def is_dirty(self) -> bool:
         """Whether a cell was measured by a tree with uncommitted changes."""
         return any(str(about.get("commit")).endswith("-dirty") for about in self.measured["environment"])
