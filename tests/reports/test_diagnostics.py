@@ -17,7 +17,7 @@ from feddure.reports.diagnostics import (
 )
 from feddure.simulation.diagnostics import auroc
 
-LOOK = {"color": "red", "marker": "o", "linestyle": "-"}
+FORMAT = {"color": "red", "marker": "o", "linestyle": "-"}
 
 
 def feddure(rounds=30, **changes):
@@ -146,7 +146,7 @@ def test_runs_are_compared_in_a_table():
 # --- figures -----------------------------------------------------------------------------------------------
 def drawn(*runs):
     """The quantities of the figures, all of which can be rendered."""
-    lines = [figures.Line(f"run {place} $", metrics, LOOK) for place, metrics in enumerate(runs)]
+    lines = [figures.Line(f"run {place} $", metrics, FORMAT) for place, metrics in enumerate(runs)]
     charts = figures.pseudo_labels(lines)
     for chart in charts:
         assert len(style.svg(chart.figure)) < 200_000

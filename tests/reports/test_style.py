@@ -13,14 +13,14 @@ from feddure.methods.fedavg import FedAvg
 from feddure.reports import style
 
 
-def told_apart(looks):
-    return len({(look["color"], look["marker"], str(look["linestyle"])) for look in looks}) == len(looks)
+def told_apart(formats):
+    return len({(fmt["color"], fmt["marker"], str(fmt["linestyle"])) for fmt in formats}) == len(formats)
 
 
 def test_a_method_looks_the_same_in_all_figures():
-    every = style.looks((name, "") for name in methods.METHODS)
+    every = style.line_styles((name, "") for name in methods.METHODS)
     assert told_apart(every.values())
-    assert style.looks([("feddure", "")])["feddure", ""] == every["feddure", ""]
+    assert style.line_styles([("feddure", "")])["feddure", ""] == every["feddure", ""]
     plain, prox = every["fedavg-fixmatch", ""], every["fedprox-fixmatch", ""]
     assert plain["color"] == prox["color"]
     assert plain["linestyle"] != prox["linestyle"]
@@ -30,14 +30,14 @@ def test_methods_of_a_users_own_and_options_are_told_apart(monkeypatch):
     monkeypatch.setitem(methods.METHODS, "mine", FedAvg)
     own = [("mine", ""), *((f"my.code:Method{number}", "") for number in range(8))]
     changed = [("feddure", f"feddure.reward={number}") for number in range(12)]
-    assert told_apart(style.looks([*((name, "") for name in methods.METHODS), *own, *changed]).values())
+    assert told_apart(style.line_styles([*((name, "") for name in methods.METHODS), *own, *changed]).values())
 
 
 def test_runs_of_a_method_share_its_colour_unless_it_is_the_only_one():
-    first, second, other = style.run_looks(["feddure", "feddure", "fedavg"])
+    first, second, other = style.run_line_styles(["feddure", "feddure", "fedavg"])
     assert first["color"] == second["color"] != other["color"]
     assert first["marker"] != second["marker"]
-    assert len({look["color"] for look in style.run_looks(["feddure"] * 5)}) == 5
+    assert len({fmt["color"] for fmt in style.run_line_styles(["feddure"] * 5)}) == 5
 
 
 def small():

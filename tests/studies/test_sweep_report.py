@@ -65,8 +65,8 @@ def written(wanted, store, failed=None):
 # --- problems ------------------------------------------------------------------------------------------
 
 
-def boards(folder, grid, **tree):
-    """The names of the rows by the titles of their boards."""
+def leaderboards(folder, grid, **tree):
+    """The names of the rows by the titles of their leaderboards."""
     return {
         title: [point.name for point in points]
         for title, _, points in sweep_report.divide(make(folder, grid, **tree)[0])
@@ -86,7 +86,7 @@ def boards(folder, grid, **tree):
     ],
     ids=["no problem", "cases", "gamma", "problems only", "cases only", "one problem", "the partition's seed"],
 )
-def test_a_single_board_is_the_sweep_itself(tmp_path, grid, cases):
+def test_a_single_leaderboard_is_the_sweep_itself(tmp_path, grid, cases):
     wanted, _ = make(tmp_path, grid, cases=cases)
     assert sweep_report.divide(wanted) == [("", wanted.axes, list(wanted.points))]
 
@@ -106,8 +106,8 @@ BOTH = ["FedDure", "FedAvg"]
         (METHODS | {"partition.setting": ["iid-dir"]}, FEW, {"IID-DIR, few labels": BOTH, "IID-DIR, as it is": BOTH}),
     ],
 )  # fmt: skip
-def test_a_board_for_each_problem(tmp_path, grid, cases, expected):
-    assert boards(tmp_path, grid, cases=cases) == expected
+def test_a_leaderboard_for_each_problem(tmp_path, grid, cases, expected):
+    assert leaderboards(tmp_path, grid, cases=cases) == expected
 
 
 def test_cases_that_mix_method_and_problem_stay_in_the_rows(tmp_path):
@@ -117,7 +117,7 @@ def test_cases_that_mix_method_and_problem_stay_in_the_rows(tmp_path):
         {"name": "FedDure, 2 %", "method": "feddure", "partition.labels_per_class": None,
          "partition.label_fraction": 0.02},
     ]  # fmt: skip
-    assert boards(tmp_path, None, cases=cases) == {
+    assert leaderboards(tmp_path, None, cases=cases) == {
         "labels per class 1": ["FedDure, few", "FixMatch, few"],
         "label fraction 0.02": ["FedDure, 2 %"],
     }
@@ -129,14 +129,14 @@ def test_gamma_is_no_problem_without_dirichlet(tmp_path):
         {"name": "FedAvg", "method": "fedavg", "partition.setting": "iid-iid", "partition.gamma": 0.2},
         {"name": "FedAvg, unequal", "method": "fedavg", "partition.setting": "dir-dir", "partition.gamma": 0.2},
     ]
-    found = boards(tmp_path, None, cases=cases)
+    found = leaderboards(tmp_path, None, cases=cases)
     assert found == {"IID-IID": ["FedDure", "FedAvg"], "DIR-DIR, gamma 0.2": ["FedAvg, unequal"]}
 
 
 def test_rows_on_the_same_data_are_told_apart_even_by_a_field_of_the_partition(tmp_path):
     own = {"method": "feddure.methods.fedavg:FedAvg"}  # by import path it could read anything
     cases = [{"name": "equal", "partition.setting": "iid-iid"}, {"name": "unequal", "partition.setting": "dir-dir"}]
-    assert boards(tmp_path, {"partition.gamma": [0.1, 0.2]}, set=own, cases=cases) == {
+    assert leaderboards(tmp_path, {"partition.gamma": [0.1, 0.2]}, set=own, cases=cases) == {
         "equal": ["gamma 0.1", "gamma 0.2"],
         "gamma 0.1, unequal": ["unequal, gamma 0.1"],  # nothing would be left of the name
         "gamma 0.2, unequal": ["unequal, gamma 0.2"],
@@ -191,8 +191,8 @@ def test_best_first_and_differences_are_paired(tmp_path):
 def test_what_diverged_has_no_place(tmp_path):
     wanted, store = make(tmp_path, RATES)
     keep(store, wanted.points[0], 0.60, 0.60, 0.60, left_out=1.0)
-    (board,) = sweep_report.boards(wanted, store)
-    assert "diverged" in board.verdict()
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert "diverged" in leaderboard.verdict()
     keep(store, wanted.points[1], 0.40, 0.50, 0.60, left_out=0.1)
     keep(store, wanted.points[2], 0.30, 0.40, 0.50)
     rows, text, _ = written(wanted, store)
@@ -221,8 +221,8 @@ def test_the_verdict(tmp_path, best, second, match):
     wanted, store = make(tmp_path, {"optimizer.learning_rate": [0.1, 0.01]})
     keep(store, wanted.points[0], *best)
     keep(store, wanted.points[1], *second)
-    (board,) = sweep_report.boards(wanted, store)
-    assert re.search(match, board.verdict())
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert re.search(match, leaderboard.verdict())
 
 
 def test_missing_and_failed_cells_are_named_everywhere(tmp_path):
@@ -315,7 +315,7 @@ def test_numbers_are_drawn_as_lines_or_maps(tmp_path, grid, panels):
     wanted, store = make(tmp_path, grid, seeds=(0, 1))
     for place, point in enumerate(wanted.points[:-1]):  # one is missing
         keep(store, point, 0.3 + place / 100, 0.5)
-    found = sweep_report.along_axes(wanted, sweep_report.boards(wanted, store))
+    found = sweep_report.along_axes(wanted, sweep_report.leaderboards(wanted, store))
     assert (len(found.axes) if found else 0) == panels
     if found:
         assert style.render(found, "png", 50)
@@ -323,12 +323,12 @@ def test_numbers_are_drawn_as_lines_or_maps(tmp_path, grid, panels):
         assert sum(text.get_text() == "–" for axes in found.axes for text in axes.texts) == 1
 
 
-def test_the_figure_of_many_boards_says_what_it_has_no_room_for(tmp_path):
+def test_the_figure_of_many_leaderboards_says_what_it_has_no_room_for(tmp_path):
     grid = {"partition.gamma": [place / 10 for place in range(1, 10)], "rounds": list(range(1, 9))}
     wanted, store = make(tmp_path, grid, seeds=(0,))
     for point in wanted.points:
         keep(store, point, 0.5)
-    figure = sweep_report.leaderboard(sweep_report.boards(wanted, store))
+    figure = sweep_report.draw(sweep_report.leaderboards(wanted, store))
     assert style.render(figure, "png", 50)
     assert len(figure.axes) == 8
-    assert "the best 6 of each, the first 8 of 9 boards" in figure.get_suptitle()
+    assert "the best 6 of each, the first 8 of 9 leaderboards" in figure.get_suptitle()

@@ -99,18 +99,18 @@ def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = 
 def _show(wanted: "Sweep", store: "Store") -> None:
     from feddure.studies import sweep_report
 
-    boards = sweep_report.boards(wanted, store)
-    explanation = sweep_report.explanation(wanted, boards)
+    leaderboards = sweep_report.leaderboards(wanted, store)
+    explanation = sweep_report.explanation(wanted, leaderboards)
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    several = len(boards) > 1
-    for board in boards:
-        title = f"{wanted.name}: {board.title}" if several else wanted.name
+    several = len(leaderboards) > 1
+    for leaderboard in leaderboards:
+        title = f"{wanted.name}: {leaderboard.title}" if several else wanted.name
         caption = None if several else explanation
-        Console().print("", table(title, board.table(brief=True), caption, numbers_from=2, wrapped="combination"))
-        console.print(board.verdict() if several else f"\n{board.verdict()}")
+        Console().print("", table(title, leaderboard.table(brief=True), caption, numbers_from=2, wrapped="combination"))
+        console.print(leaderboard.verdict() if several else f"\n{leaderboard.verdict()}")
     if several:
         Console(highlight=False, markup=False).print(f"\n{explanation}", style="dim italic")
-    absent = sum(len(row.runs) - len(row.measured) for board in boards for row in board.rows)
+    absent = sum(len(row.runs) - len(row.measured) for leaderboard in leaderboards for row in leaderboard.rows)
     if absent:
         console.print(f"{absent} cells are not measured; the order may change when they are")
     console.print()

@@ -1,7 +1,7 @@
 """The figures of a report, drawn from plain records.
 
-A line is a run with its name and its look, the same in every figure. Few clients take part in a round, so that what is
-recorded in each is noisy: faint lines are single rounds, strong ones running means. Shares are drawn in per cent.
+A line is a run with its name and its format, the same in every figure. Few clients take part in a round, so that
+rounds are noisy: faint lines are single rounds, strong ones running means. Shares are drawn in per cent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from feddure.reports import style
 from feddure.reports.diagnostics import LAST_ROUNDS, class_names, known_mean, per_class, running_mean, trace
-from feddure.reports.style import Look
+from feddure.reports.style import LineStyle
 from feddure.tracking.records import Record
 from feddure.tracking.summary import NOTHING, evaluations
 
@@ -34,14 +34,14 @@ class Line(NamedTuple):
 
     label: str
     metrics: Sequence[Record]
-    look: Look
+    fmt: LineStyle
 
 
 class Curve(NamedTuple):
     """Values by round, perhaps those of the averaged model too, and a band around them."""
 
     label: str
-    look: Look
+    fmt: LineStyle
     points: Sequence[tuple[int, float]]
     averaged: Sequence[tuple[int, float]] = ()
     band: Sequence[tuple[float, float]] = ()
@@ -61,7 +61,7 @@ def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1) -> list[C
     def points(line: Line, model: str) -> list[tuple[int, float]]:
         return [(number, scale * value) for number, value in evaluations(line.metrics, quantity, model)]
 
-    return [Curve(line.label, line.look, points(line, "test"), points(line, "test_ema")) for line in lines]
+    return [Curve(line.label, line.fmt, points(line, "test"), points(line, "test_ema")) for line in lines]
 
 
 def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
@@ -73,12 +73,12 @@ def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
         for curve in found:
             rounds, values = zip(*curve.points, strict=True)
             often = max(1, len(rounds) // 40)
-            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, **curve.look)
+            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, **curve.fmt)
             if curve.averaged:
-                axes.plot(*zip(*curve.averaged, strict=True), ":", color=curve.look["color"])
+                axes.plot(*zip(*curve.averaged, strict=True), ":", color=curve.fmt["color"])
             if curve.band:
                 low, high = zip(*curve.band, strict=True)
-                axes.fill_between(rounds, low, high, color=curve.look["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(rounds, low, high, color=curve.fmt["color"], alpha=0.15, linewidth=0)
         _rounds(axes, ticks=10)
         axes.set_title(title + (", dotted: averaged model" if any(curve.averaged for curve in found) else ""))
         if len(found) > 1:
@@ -87,7 +87,7 @@ def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
 
 
 def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float]]], classes: Sequence[str]) -> Figure:
-    """Shares of each class: bars for one run, dots in their looks for several; a panel has a value a run and class."""
+    """Shares of each class: bars for one run, dots for several; a panel has a value a run and class."""
     rows = np.arange(len(classes))
     several = len(lines) > 1
     with style.applied():
@@ -99,7 +99,7 @@ def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float
             for line, shares in zip(lines, values, strict=True):
                 scaled = 100 * np.array(shares, dtype=float)
                 if several and len(scaled):
-                    axes.plot(scaled, rows, clip_on=False, **line.look | {"linestyle": "", "markersize": 6.5})
+                    axes.plot(scaled, rows, clip_on=False, **line.fmt | {"linestyle": "", "markersize": 6.5})
                 elif len(scaled):
                     bars = axes.barh(rows, scaled, height=0.62, color=style.BLUE)
                     if len(classes) <= _MOST_NAMES:
@@ -127,8 +127,8 @@ def over_rounds(rounds: Sequence[int], panels: Mapping[str, np.ndarray], classes
             cells = np.array([known_mean(values[start : start + size]) for start in range(0, len(values), size)]).T
             each = (rounds[-1] - rounds[0]) / max(1, len(rounds) - 1) or 1
             extent = (rounds[0] - each / 2, rounds[0] + each * (size * cells.shape[1] - 0.5), len(cells) - 0.5, -0.5)
-            looks: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
-            shown = axes.imshow(100 * cells, vmin=0, vmax=100, extent=extent, cmap="viridis", **looks)
+            formats: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
+            shown = axes.imshow(100 * cells, vmin=0, vmax=100, extent=extent, cmap="viridis", **formats)
             axes.set_facecolor(style.GRID)
             axes.xaxis.set_major_locator(MaxNLocator(8, steps=_TICKS, integer=True))
             axes.set_xlabel("round")
@@ -194,7 +194,7 @@ def training(lines: Sequence[Line], leave_out: Sequence[str] = ()) -> Figure | N
         for place, (name, each) in enumerate(found.items(), 1):
             axes = canvas.add_subplot(rows, columns, place)
             for line, (rounds, values) in zip(lines, each, strict=True):
-                _noisy(axes, rounds, values, line.look["color"], linestyle=line.look.get("linestyle", "-"))
+                _noisy(axes, rounds, values, line.fmt["color"], linestyle=line.fmt.get("linestyle", "-"))
             axes.set_title(style.short(name.replace("_", " "), _LONGEST_LABEL))
             axes.yaxis.set_major_locator(MaxNLocator(4, steps=_TICKS))
             _rounds(axes, ticks=4)
@@ -319,7 +319,13 @@ def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, Mapping[str, np.nd
         if len(traces) > 1:
             for line, found in traces:
                 values = plot.scale * found[plot.solid[0]]
-                _noisy(axes, found["round"], values, line.look["color"], linestyle=line.look.get("linestyle", "-"))
+                _noisy(
+                    axes,
+                    found["round"],
+                    values,
+                    line.fmt["color"],
+                    linestyle=line.fmt.get("linestyle", "-"),
+                )
             style.legend(canvas, *_names([line for line, _ in traces], marker=""))
         else:
             for (name, label), color, linestyle in (
@@ -362,9 +368,9 @@ def _rounds(axes: Axes, ticks: int) -> None:
     axes.set_xlabel("round")
 
 
-def _names(lines: Sequence[Line | Curve], **look: Any) -> tuple[list[str], list[Line2D]]:
+def _names(lines: Sequence[Line | Curve], **fmt: Any) -> tuple[list[str], list[Line2D]]:
     """Names and handles of a legend."""
-    handles = [Line2D([], [], **line.look | look) for line in lines]
+    handles = [Line2D([], [], **line.fmt | fmt) for line in lines]
     return [style.short(line.label, _LONGEST_LABEL) for line in lines], handles
 
 

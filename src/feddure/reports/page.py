@@ -1,4 +1,4 @@
-"""Pages in one look: files that need nothing beside themselves, no network and no script.
+"""Pages in one style: files that need nothing beside themselves, no network and no script.
 
 A page is a heading with what to know first, headline numbers, and sections made of the parts below. Templates of
 other pages extend `page.html.j2`.
@@ -42,7 +42,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
     marked: frozenset[str] = frozenset()
     numbers_from: int = 99  # columns from here on are aligned to the right
-    looks: Sequence[style.Look | None] = ()  # of the rows, as figures draw them
+    formats: Sequence[style.LineStyle | None] = ()  # of the rows' lines in figures
     kind: str = "runs"  # or fields, of a configuration
 
     @property
@@ -52,7 +52,7 @@ class Table(NamedTuple):
     @property
     def swatches(self) -> list[tuple[str, str] | None]:
         """Colour and sign of each row."""
-        return [None if look is None else (look["color"], MARKS.get(look["marker"], "●")) for look in self.looks]
+        return [None if fmt is None else (fmt["color"], MARKS.get(fmt["marker"], "●")) for fmt in self.formats]
 
 
 @dataclass(frozen=True)

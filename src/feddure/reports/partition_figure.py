@@ -110,13 +110,13 @@ def draw(axes: Axes, counts: np.ndarray, colour: str) -> None:
         return
     # The largest bubble may fill its row; three in four keep within their column too.
     scale = min((0.95 * up) ** 2 / held.max(), (0.92 * across) ** 2 / np.quantile(held, 0.75))
-    look: dict[str, Any] = {"color": colour, "alpha": 0.7}
+    fmt: dict[str, Any] = {"color": colour, "alpha": 0.7}
     client, row = np.nonzero(counts)
-    axes.scatter(client, row, s=scale * counts[client, row], linewidths=0, clip_on=False, **look)
+    axes.scatter(client, row, s=scale * counts[client, row], linewidths=0, clip_on=False, **fmt)
     sizes = _round_numbers(int(held.max())) if held.min() < held.max() else [int(held[0])]
     widths = [(scale * size) ** 0.5 for size in sizes]
     legend = axes.legend(
-        [Line2D([], [], marker="o", linestyle="", markeredgewidth=0, markersize=width, **look) for width in widths],
+        [Line2D([], [], marker="o", linestyle="", markeredgewidth=0, markersize=width, **fmt) for width in widths],
         [f"{size:,}" for size in sizes],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),

@@ -51,12 +51,12 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
     """The report as HTML."""
     summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
     labels = summary.labels([run.experiment for run in runs], [run.name for run in runs])
-    looks = style.run_looks(run.experiment.method for run in runs)
-    lines = [Line(label, run.metrics, look) for label, run, look in zip(labels, runs, looks, strict=True)]
+    formats = style.run_line_styles(run.experiment.method for run in runs)
+    lines = [Line(label, run.metrics, fmt) for label, run, fmt in zip(labels, runs, formats, strict=True)]
     one_a_method = len({run.experiment.method for run in runs}) == len(runs)
     sections = [
         *opening,
-        *(_runs(runs, summaries, looks, bool(opening)) if not (opening and one_a_method) else ()),
+        *(_runs(runs, summaries, formats, bool(opening)) if not (opening and one_a_method) else ()),
         *_curves(lines),
         *_classes(runs, lines),
         *_pseudo_labels(runs, lines),
@@ -149,7 +149,7 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
 
 
 def _runs(
-    runs: Sequence[Run], summaries: Sequence[Summary], looks: Sequence[style.Look], beside: bool
+    runs: Sequence[Run], summaries: Sequence[Summary], formats: Sequence[style.LineStyle], beside: bool
 ) -> list[Section]:
     """A row for each run: what sets it apart, then its numbers; and means of runs that differ in their seeds alone."""
     if len(runs) == 1:
@@ -177,7 +177,7 @@ def _runs(
                 summary.duration(found.seconds),
             ]
         )
-    parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), looks=looks)]
+    parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=formats)]
     repeats = [] if beside else _over_seeds(runs)
     if repeats:
         parts.append(Text("Mean and standard deviation over seeds", "heading"))
@@ -257,11 +257,11 @@ def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     sections = []
     if charts:
         columns, rows = diagnostics.table({line.label: line.metrics for line in lines})
-        looks = [line.look for line in lines if line.label in rows]
+        formats = [line.fmt for line in lines if line.label in rows]
         cells = [[label, *found] for label, found in rows.items()]
         pictures = [embed(chart.figure, chart.title, chart.title, chart.reading) for chart in charts]
         parts = [
-            Table(["run", *columns], cells, numbers_from=1, looks=looks if len(runs) > 1 else ()),
+            Table(["run", *columns], cells, numbers_from=1, formats=formats if len(runs) > 1 else ()),
             Group([one for one in pictures if one.width <= 700]),
             *(one for one in pictures if one.width > 700),
         ]
@@ -341,7 +341,7 @@ def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     columns = ["field", "value", "default", "meaning"]
     if several:
         rows = [[line.label, *(_shown(tree[key]) for key in marked)] for line, tree in zip(lines, trees, strict=True)]
-        changes = Table(["run", *marked], rows, looks=[line.look for line in lines], kind="fields")
+        changes = Table(["run", *marked], rows, formats=[line.fmt for line in lines], kind="fields")
     else:
         changes = Table(columns, [row for row in every if row[0] in marked], kind="fields")
     whole = Table(columns, every, frozenset(marked), kind="fields")
@@ -358,7 +358,7 @@ def _environment(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     apart = [key for key in keys if len(set(values[key])) > 1]
     each = [[line.label, *(values[key][place] for key in apart)] for place, line in enumerate(lines)]
     tables = [Table(["", ""], shared, kind="fields")] if shared else []
-    tables += [Table(["run", *apart], each, looks=[line.look for line in lines], kind="fields")] if apart else []
+    tables += [Table(["run", *apart], each, formats=[line.fmt for line in lines], kind="fields")] if apart else []
     text = f"Where {'the runs were' if len(runs) > 1 else 'the run was'} made."
     return [Section("Environment", text, tables)] if tables else []
 

@@ -1,4 +1,4 @@
-"""One look for every figure: colours that colour-blind readers can tell apart, and text that can be read.
+"""One style for every figure: colours that colour-blind readers can tell apart, and text that can be read.
 
 Figures are plain `matplotlib.figure.Figure` objects drawn by Agg; nothing touches pyplot's global state.
 """
@@ -42,7 +42,7 @@ INK, MUTED, GRID = "#222222", "#666666", "#E4E4E4"
 
 FORMATS = ("png", "svg", "pdf")
 
-Look = dict[str, Any]
+LineStyle = dict[str, Any]
 """Colour, marker and line, as matplotlib's lines take them."""
 
 _FAMILIES = (BLACK, ORANGE, PURPLE, GREEN, VERMILION, BLUE, BROWN, SKY, INDIGO, WINE)
@@ -52,7 +52,7 @@ _CHANGED: tuple[Any, ...] = (":", (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (6, 1, 1, 
 _CHANGED_MARKERS = ("8", "H", "<", "d", "h")
 
 _SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look alike everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are alike everywhere
     "font.size": 9,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -97,30 +97,30 @@ _CIRCLE = re.compile(
 )
 
 
-def looks(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
-    """How each line of a figure looks; a line is a method and what it changes by options.
+def line_styles(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LineStyle]:
+    """The colour, marker and line of each line of a figure; a line is a method and what it changes by options.
 
     Every family of registered methods has its own colour and marker, the same in all figures; a method that extends
     the one registered before it is of its family and dashed, as FedProx beside FedAvg. Other methods take what is
     free. What is changed by options is dotted.
     """
-    found: dict[tuple[str, str], Look] = {}
+    found: dict[tuple[str, str], LineStyle] = {}
     known, changed = _registered(), Counter[str]()
     for method, options in dict.fromkeys(lines):
         if method not in known:
-            known[method] = _family(len({look["color"] + look["marker"] for look in known.values()}))
-        look = known[method]
+            known[method] = _family(len({fmt["color"] + fmt["marker"] for fmt in known.values()}))
+        fmt = known[method]
         if options:
-            again, place = divmod(changed[look["color"]], len(_CHANGED))
-            changed[look["color"]] += 1
-            marker = _CHANGED_MARKERS[(again - 1) % len(_CHANGED_MARKERS)] if again else look["marker"]
-            look = look | {"linestyle": _CHANGED[place], "marker": marker}
-        found[method, options] = look
+            again, place = divmod(changed[fmt["color"]], len(_CHANGED))
+            changed[fmt["color"]] += 1
+            marker = _CHANGED_MARKERS[(again - 1) % len(_CHANGED_MARKERS)] if again else fmt["marker"]
+            fmt = fmt | {"linestyle": _CHANGED[place], "marker": marker}
+        found[method, options] = fmt
     return found
 
 
-def run_looks(methods: Iterable[str]) -> list[Look]:
-    """How runs look by their methods: in the method's colour, or where there is only one method each in its own.
+def run_line_styles(methods: Iterable[str]) -> list[LineStyle]:
+    """The same of runs by their methods: in the method's colour, or where there is only one method each in its own.
 
     Runs of the same colour differ in their markers.
     """
@@ -128,17 +128,17 @@ def run_looks(methods: Iterable[str]) -> list[Look]:
     if len(set(methods)) == 1:
         places = [divmod(place, len(PALETTE)) for place in range(len(methods))]
         return [{"color": PALETTE[place], "marker": "os^Dv"[again % 5]} for again, place in places]
-    every, again, found = looks((method, "") for method in methods), Counter[str](), []
+    every, again, found = line_styles((method, "") for method in methods), Counter[str](), []
     for method in methods:
-        look = every[method, ""]
-        markers = [look["marker"], *(marker for marker in "os^DvPX*" if marker != look["marker"])]
-        found.append(look | {"marker": markers[again[look["color"]] % len(markers)]})
-        again[look["color"]] += 1
+        fmt = every[method, ""]
+        markers = [fmt["marker"], *(marker for marker in "os^DvPX*" if marker != fmt["marker"])]
+        found.append(fmt | {"marker": markers[again[fmt["color"]] % len(markers)]})
+        again[fmt["color"]] += 1
     return found
 
 
-def _registered() -> dict[str, Look]:
-    found: dict[str, Look] = {}
+def _registered() -> dict[str, LineStyle]:
+    found: dict[str, LineStyle] = {}
     family, member = -1, 0
     before: type | None = None
     for name, method in METHODS.items():
@@ -148,7 +148,7 @@ def _registered() -> dict[str, Look]:
     return found
 
 
-def _family(place: int) -> Look:
+def _family(place: int) -> LineStyle:
     """Beyond the colours they come again with other markers and lines."""
     again, place = divmod(place, len(_FAMILIES))
     marker = _MARKERS[(place + 3 * again) % len(_MARKERS)]

@@ -147,11 +147,11 @@ class View:
 
 def write(folder: Path, view: View) -> Path:
     """Write report.html, the tables and mean curves ahead of the runs one by one, and return its path."""
-    looks = style.looks((method, "") for method in view.plan.methods)
+    formats = style.line_styles((method, "") for method in view.plan.methods)
     titles = {method: frame.method_title(method) for method in (*view.plan.methods, *view.failed)}
-    shown = [looks.get((method, "")) for method in view.methods()["method"]]
+    shown = [formats.get((method, "")) for method in view.methods()["method"]]
     methods = view.methods().replace({"method": titles})
-    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, looks=shown)]
+    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, formats=shown)]
     pairs = view.pairs().replace({"method": titles})
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
@@ -163,7 +163,7 @@ def write(folder: Path, view: View) -> Path:
 
 def mean_curves(view: View) -> figures.Figure:
     """Test accuracy of each method, mean over seeds, in a band from the lowest seed to the highest."""
-    looks = style.looks((method, "") for method in view.plan.methods)
+    formats = style.line_styles((method, "") for method in view.plan.methods)
     found = []
     for method in view.plan.methods:
         seeds: dict[int, list[float]] = {}
@@ -172,7 +172,7 @@ def mean_curves(view: View) -> figures.Figure:
                 seeds.setdefault(number_of_round, []).append(accuracy)
         mean = [(rounds, statistics.fmean(values)) for rounds, values in seeds.items()]
         band = [(min(values), max(values)) for values in seeds.values()]
-        found.append(Curve(frame.method_title(method), looks[method, ""], mean, band=band))
+        found.append(Curve(frame.method_title(method), formats[method, ""], mean, band=band))
     return figures.curves(found, "Test accuracy, %, mean over seeds; bands reach from the lowest seed to the highest")
 
 

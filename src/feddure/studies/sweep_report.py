@@ -1,7 +1,7 @@
 """What a sweep found: a leaderboard for each problem, and whether its first is better than by chance.
 
 A problem is what the data are: the data set, and every field of the partition but its seed. Accuracies on different
-data cannot be compared, so each problem has a board of its own.
+data cannot be compared, so each problem has a leaderboard of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ from feddure.tracking.summary import NOTHING, duration, flat, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 _MOST_NAMED = 8  # missing cells that are named one by one
-_MOST_CARDS = 4  # boards whose best has a card
+_MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
-_MOST_ROWS, _FEWEST_ROWS, _MOST_BOARDS = 40, 6, 8  # of the figure; the table has them all
+_MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
 _MOST_LINES, _MOST_PANELS = 10, 6  # of figures along the axes
 _LONGEST = 70  # characters of a name in a figure
 _WIDE_RANGE = 8  # largest over smallest value from which an axis is logarithmic
@@ -75,10 +75,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Board:
+class Leaderboard:
     """The combinations of a sweep that are measured on the same data, best first, named by what they differ in."""
 
-    title: str  # what the data are; empty where the sweep has a single board
+    title: str  # what the data are; empty where the sweep has a single leaderboard
     axes: tuple[str, ...]
     rows: list[Row]
 
@@ -117,28 +117,31 @@ class Board:
 
     def table(self, brief: bool = False) -> pd.DataFrame:
         """As people read it: the place, what was varied, what was found; `brief` fits a terminal."""
-        lines: list[dict[str, Any]] = []
+        varied = ["combination"] if brief else [*["case"] * self.cases, *map(names.axis, self.axes)]
+        columns = ["", *varied, frame.mean_of(self.runs), "last", "seeds", "steps", "time", "from the best"]
+        lines = []
         for place, row in enumerate(self.rows, 1):
             found = row.against(self.rows[0]) if place > 1 else None
-            line: dict[str, Any] = {"": place if row.ranked else NOTHING}
-            if brief:
-                line["combination"] = row.point.name
-            else:
-                line |= {"case": row.point.case} if self.cases else {}
-                line |= {names.axis(key): names.shown(key, row.point.values[key]) for key in self.axes}
-            line[frame.mean_of(self.runs)] = row.result
-            line |= {} if brief else {"last": mean_sd(row.runs["accuracy_last"]) or NOTHING}
+            values = [names.shown(key, row.point.values[key]) for key in self.axes]
             done, wanted = len(row.measured), len(row.runs)
-            line["seeds"] = f"{done}" if done == wanted else f"{done} of {wanted}"
-            line["steps"] = number(_mean(row, "local_steps"), 1)
-            line["time"] = duration(_mean(row, "seconds"))
-            line["from best" if brief else "from the best"] = signed(found.mean, 2) if found else ""
-            line |= {} if brief else {"95 % interval": found.interval if found else ""}
-            lines.append(line)
-        return pd.DataFrame(lines)
+            lines.append(
+                [
+                    place if row.ranked else NOTHING,
+                    *([row.point.name] if brief else [*[row.point.case] * self.cases, *values]),
+                    row.result,
+                    mean_sd(row.runs["accuracy_last"]) or NOTHING,
+                    f"{done}" if done == wanted else f"{done} of {wanted}",
+                    number(_mean(row, "local_steps"), 1),
+                    duration(_mean(row, "seconds")),
+                    signed(found.mean, 2) if found else "",
+                    found.interval if found else "",
+                ]
+            )
+        table = pd.DataFrame(lines, columns=[*columns, "95 % interval"])
+        return table.drop(columns=["last", "95 % interval"]) if brief else table
 
 
-def boards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Board]:
+def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Leaderboard]:
     """All leaderboards of a sweep: one for each problem, or a single one; `failed` has reasons by cells' hashes.
 
     Combinations are ordered by their mean accuracy over seeds; then comes what diverged, then what is not measured.
@@ -147,15 +150,24 @@ def boards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) 
     for title, axes, points in divide(sweep):
         rows = [Row(point, frame.of_cells(point.cells, store, failed)) for point in points]
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
-        found.append(Board(title, axes, rows))
+        found.append(Leaderboard(title, axes, rows))
     return found
 
 
-def explanation(sweep: Sweep, found: Sequence[Board]) -> str:
-    """What the columns are, and what not to read into them; said once for all boards."""
-    apart = ", each board on its own because accuracies on different data cannot be compared" if len(found) > 1 else ""
+def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
+    """What the columns are, and what not to read into them; said once for all leaderboards."""
+    apart = (
+        ", each leaderboard on its own because accuracies on different data cannot be compared"
+        if len(found) > 1
+        else ""
+    )
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
-    lost = [f"{row.point.name} {100 * row.left_out:.0f} %" for board in found for row in board.rows if row.left_out]
+    lost = [
+        f"{row.point.name} {100 * row.left_out:.0f} %"
+        for leaderboard in found
+        for row in leaderboard.rows
+        if row.left_out
+    ]
     left_out = (
         f" Updates of clients that were not finite were left out, in the worst seed of {_listed(lost)}: what lost more "
         "than half of them diverged and has no place."
@@ -171,13 +183,13 @@ def explanation(sweep: Sweep, found: Sequence[Board]) -> str:
 def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
     """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
     store.tabulate(sweep.cells())
-    found = boards(sweep, store, failed)
+    found = leaderboards(sweep, store, failed)
     notes = _notes(found)
     frame.write_csv(store.folder / TABLE_FILE, _numbers(sweep, found))
     contents = {PAGE_FILE: _markdown(sweep, found, notes).encode()}
     pictures = []
     if len(frame.measured(_every(found))):
-        figure = leaderboard(found)
+        figure = draw(found)
         contents[FIGURE_FILE] = style.render(figure, "png")
         pictures.append(embed(figure, "Test accuracy of each combination, best first"))
         along = along_axes(sweep, found)
@@ -243,14 +255,14 @@ def _is_problem(key: str) -> bool:
 
 
 # --- files -------------------------------------------------------------------------------------------------
-def _numbers(sweep: Sweep, found: Sequence[Board]) -> pd.DataFrame:
-    """All boards as numbers; accuracies and differences in per cent, as in results.csv."""
-    whole = {point.cells[0].hash: point for point in sweep.points}  # a board's leave out a case that is in its title
+def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
+    """All leaderboards as numbers; accuracies and differences in per cent, as in results.csv."""
+    whole = {point.cells[0].hash: point for point in sweep.points}  # with a case that is in a title
     lines = []
-    for board in found:
-        for place, row in enumerate(board.rows, 1):
+    for leaderboard in found:
+        for place, row in enumerate(leaderboard.rows, 1):
             point = whole[row.point.cells[0].hash]
-            line: dict[str, Any] = {"problem": board.title, "place": place if row.ranked else ""}
+            line: dict[str, Any] = {"problem": leaderboard.title, "place": place if row.ranked else ""}
             line |= {"case": point.case} if any(one.case for one in sweep.points) else {}
             line |= {key: point.values[key] for key in sweep.axes}
             missing = row.runs[row.runs["accuracy_last10"].isna()]
@@ -262,24 +274,24 @@ def _numbers(sweep: Sweep, found: Sequence[Board]) -> pd.DataFrame:
             if len(row.measured):
                 line |= {"local_steps": round(row.measured["local_steps"].mean(), 2)}
                 line |= {"seconds": round(row.measured["seconds"].mean(), 1)}
-            against = row.against(board.rows[0]) if place > 1 else None
+            against = row.against(leaderboard.rows[0]) if place > 1 else None
             for column, what in (("from_best", "mean"), ("interval_low", "low"), ("interval_high", "high")):
                 line[column] = _rounded(against, what, 4)
             lines.append(line | {"config_hashes": " ".join(row.runs["cell"])})
     return pd.DataFrame(lines, dtype=object)
 
 
-def _html(sweep: Sweep, found: Sequence[Board], notes: Sequence[str], pictures: Sequence[Any]) -> str:
+def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pictures: Sequence[Any]) -> str:
     parts: list[Any] = []
-    for board in found:
-        parts += [Text(board.title, "heading")] if board.title else []
-        parts.append(table(board.table(), marked=frozenset({"1"}), numbers_from=board.numbers_from))
+    for leaderboard in found:
+        parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
+        parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
     file = f"{sweep.name}.yaml"
     again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
     return page(
         "Sweep",
         sweep.name,
-        [(board.title, board.verdict()) for board in found],
+        [(leaderboard.title, leaderboard.verdict()) for leaderboard in found],
         [
             Section(
                 "Leaderboards" if len(found) > 1 else "Leaderboard", explanation(sweep, found), [*parts, *pictures]
@@ -292,11 +304,12 @@ def _html(sweep: Sweep, found: Sequence[Board], notes: Sequence[str], pictures: 
     )
 
 
-def _cards(sweep: Sweep, found: Sequence[Board]) -> list[tuple[str, str, str]]:
-    best = [(board, board.rows[0]) for board in found if board.rows[0].last10]
-    cards = [
-        (f"best, {board.title or frame.mean_of(board.runs)}", f"{row.last10} %", row.point.name) for board, row in best
-    ]
+def _cards(sweep: Sweep, found: Sequence[Leaderboard]) -> list[tuple[str, str, str]]:
+    cards = []
+    for leaderboard in found:
+        best = leaderboard.rows[0]
+        about = leaderboard.title or frame.mean_of(leaderboard.runs)
+        cards += [(f"best, {about}", f"{best.last10} %", best.point.name)] if best.last10 else []
     problems = f" of {len(found)} problems" if len(found) > 1 else ""
     note = f"{len(sweep.points)} combinations{problems}, {_seeds(len(sweep.seeds))}"
     runs = _every(found)
@@ -304,13 +317,13 @@ def _cards(sweep: Sweep, found: Sequence[Board]) -> list[tuple[str, str, str]]:
     return [*cards, counted] if len(found) <= _MOST_CARDS else [counted]
 
 
-def _notes(found: Sequence[Board]) -> list[str]:
+def _notes(found: Sequence[Leaderboard]) -> list[str]:
     """What a reader must know before the numbers: cells that failed, and those that nobody has tried."""
     failed: dict[tuple[str, str], list[str]] = {}
     absent = []
-    for board in found:
-        for row in board.rows:
-            name = f"{board.title}: {row.point.name}" if board.title else row.point.name
+    for leaderboard in found:
+        for row in leaderboard.rows:
+            name = f"{leaderboard.title}: {row.point.name}" if leaderboard.title else row.point.name
             for run in row.runs[row.runs["accuracy_last10"].isna()].itertuples():
                 if run.failed:
                     failed.setdefault((name, str(run.failed)), []).append(str(run.seed))
@@ -324,38 +337,38 @@ def _notes(found: Sequence[Board]) -> list[str]:
     return notes + ([f"Not measured: {_listed(absent)}. The order may change when they are."] if absent else [])
 
 
-def _markdown(sweep: Sweep, found: Sequence[Board], notes: Sequence[str]) -> str:
+def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
     text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
-    for board in found:
-        text += [f"## {frame.escaped(board.title)}"] if board.title else []
-        text += [frame.escaped(board.verdict()), frame.markdown(board.table(), board.numbers_from)]
+    for leaderboard in found:
+        text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
+        text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]
     text += [frame.escaped(explanation(sweep, found)), *frame.provenance(_every(found))]
     return "\n\n".join(text) + "\n"
 
 
 # --- figures -----------------------------------------------------------------------------------------------
-def leaderboard(found: Sequence[Board]) -> Figure:
+def draw(found: Sequence[Leaderboard]) -> Figure:
     """A dot for the mean of each combination, a bar of one standard deviation, and its seeds as small rings.
 
     Boards stand below one another, each under its title, on one scale.
     """
-    measured = [replace(board, rows=[row for row in board.rows if row.last10]) for board in found]
-    shown = [board for board in measured if board.rows]
-    drawn = shown[:_MOST_BOARDS]
+    measured = [replace(leaderboard, rows=[row for row in leaderboard.rows if row.last10]) for leaderboard in found]
+    shown = [leaderboard for leaderboard in measured if leaderboard.rows]
+    drawn = shown[:_MOST_LEADERBOARDS]
     most = max(_MOST_ROWS // len(drawn), _FEWEST_ROWS)
-    lengths = [min(most, len(board.rows)) for board in drawn]
-    several = any(len(row.runs) > 1 for board in drawn for row in board.rows)
+    lengths = [min(most, len(leaderboard.rows)) for leaderboard in drawn]
+    several = any(len(row.runs) > 1 for leaderboard in drawn for row in leaderboard.rows)
     title = "Mean over seeds ± one standard deviation; rings are single seeds" if several else "One seed each"
-    absent = [f"the best {most} of each"] if any(len(board.rows) > most for board in drawn) else []
-    absent += [f"the first {len(drawn)} of {len(shown)} boards"] if len(shown) > len(drawn) else []
+    absent = [f"the best {most} of each"] if any(len(leaderboard.rows) > most for leaderboard in drawn) else []
+    absent += [f"the first {len(drawn)} of {len(shown)} leaderboards"] if len(shown) > len(drawn) else []
     with style.applied():
         height = sum(0.3 * length + 0.45 for length in lengths) + 0.7
         canvas = style.new_figure(figures.WIDE, height)
         panels = canvas.subplots(len(drawn), 1, sharex=True, squeeze=False, height_ratios=[n + 0.5 for n in lengths])
-        for axes, board in zip(panels.flat, drawn, strict=True):
-            _ranked(axes, board.rows[:most])
-            axes.set_title(style.short(board.title, _LONGEST))
-        runs = pd.concat([board.runs for board in drawn])
+        for axes, leaderboard in zip(panels.flat, drawn, strict=True):
+            _ranked(axes, leaderboard.rows[:most])
+            axes.set_title(style.short(leaderboard.title, _LONGEST))
+        runs = pd.concat([leaderboard.runs for leaderboard in drawn])
         panels[-1, 0].set_xlabel(f"test accuracy, %, {frame.mean_of(runs, spelled_out=True)}")
         canvas.suptitle(title + (f" ({', '.join(absent)})" if absent else ""), x=0.01, ha="left")
     return canvas
@@ -374,15 +387,15 @@ def _ranked(axes: Axes, rows: Sequence[Row]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def along_axes(sweep: Sweep, found: Sequence[Board]) -> Figure | None:
+def along_axes(sweep: Sweep, found: Sequence[Leaderboard]) -> Figure | None:
     """Lines for a grid with one axis of numbers, heat maps for one with two; None for any other."""
     numeric = [key for key in sweep.axes if _is_numeric([point.values[key] for point in sweep.points])]
-    by_cell = {row.point.cells[0].hash: row for board in found for row in board.rows}
+    by_cell = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
     lines = []
     for point in sweep.points:
         row = by_cell[point.cells[0].hash]
         others = {key: value for key, value in point.values.items() if key not in numeric}
-        best = any(row is board.rows[0] for board in found)
+        best = any(row is leaderboard.rows[0] for leaderboard in found)
         group = style.short(names.combination(point.case, others), _LONGEST)
         mean, sd = (row.last10.mean, row.last10.sd or 0.0) if row.last10 else (np.nan, np.nan)
         lines.append(point.values | {"group": group, "mean": mean, "sd": sd, "best": best})
@@ -403,13 +416,13 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 def _lines(key: str, data: pd.DataFrame, several: bool) -> Figure:
     values = sorted(set(data[key]))
     groups = list(data.groupby("group", sort=False))
-    looks = style.run_looks([""] * len(groups))
+    formats = style.run_line_styles([""] * len(groups))
     with style.applied():
         canvas = style.new_figure(figures.WIDE, 3.8 + 0.06 * len(groups))
         axes = canvas.add_subplot()
-        for (_, own), look in zip(groups, looks, strict=True):
+        for (_, own), fmt in zip(groups, formats, strict=True):
             own = own.sort_values(key)
-            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, **look)
+            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, **fmt)
         if values[0] > 0 and values[-1] / values[0] >= _WIDE_RANGE:
             axes.set_xscale("log")
         axes.set_xticks(values, [names.shown(key, value) for value in values])
@@ -426,8 +439,8 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
     """One map for each group with the same colours in all; a combination that is not measured stays white."""
     columns, lines = (sorted(set(data[key])) for key in keys)
     low, high = data["mean"].min(), data["mean"].max()
-    looks: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
-    looks |= {"vmin": low - 0.25 * (high - low) - 1e-9, "vmax": high}
+    formats: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
+    formats |= {"vmin": low - 0.25 * (high - low) - 1e-9, "vmax": high}
     groups = list(data.groupby("group", sort=False))
     width = 0.75 * len(columns) + 1.2
     beside = max(1, min(len(groups), int(figures.WIDE // width)))
@@ -437,7 +450,7 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
         for place, (name, own) in enumerate(groups, 1):
             axes = style.bare(canvas.add_subplot(deep, beside, place))
             mean, best = (own.pivot(index=keys[1], columns=keys[0], values=which) for which in ("mean", "best"))
-            axes.pcolormesh(mean.to_numpy(), **looks)
+            axes.pcolormesh(mean.to_numpy(), **formats)
             bold = set(zip(*np.nonzero(best.to_numpy()), strict=True))
             figures.write_values(axes, mean.to_numpy(), "{:.1f}", bold, middle=low + 0.45 * (high - low))
             axes.set_xticks(np.arange(len(columns)) + 0.5, [names.shown(keys[0], value) for value in columns])
@@ -449,8 +462,8 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
     return canvas
 
 
-def _every(found: Sequence[Board]) -> pd.DataFrame:
-    return pd.concat([board.runs for board in found])
+def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:
+    return pd.concat([leaderboard.runs for leaderboard in found])
 
 
 def _mean(row: Row, column: str) -> float | None:

@@ -73,12 +73,12 @@ def _beside_paper(rows: Sequence[Row]) -> Figure:
         panels[0].set_ylim(len(grid.names) - 0.4, -0.6)
     several = any(len(row.seeds) > 1 for row in rows)
     ours = f"ours, {frame.mean_of(runs_of(rows), True)}" + " ± standard deviation over seeds" * several
-    looks: dict[str, dict[str, Any]] = {
+    formats: dict[str, dict[str, Any]] = {
         ours: {"marker": "o", "linestyle": "-" if several else "", "color": OURS},
         "the paper's number": {"marker": "D", "linestyle": "", "markerfacecolor": "none", "markeredgecolor": PAPER},
         "ours, labels only with matched steps": {"linestyle": "--", "color": style.BLACK, "linewidth": 0.9},
     }
-    canvas.legend(handles=[Line2D([], [], label=name, **look) for name, look in looks.items()],
+    canvas.legend(handles=[Line2D([], [], label=name, **fmt) for name, fmt in formats.items()],
                   loc="outside lower left", ncols=3)  # fmt: skip
     return canvas
 
@@ -112,7 +112,7 @@ def _curves(rows: Sequence[Row]) -> Figure:
 
     Single evaluations jump by several points, so that ten raw curves would hide each other; the cells have them.
     """
-    looks = _looks(rows)
+    formats = _line_styles(rows)
     found = panels([row for row in rows if row.seeds], by_setting=True)
     canvas = style.new_figure(_WIDE, 4.6 * max(1, len(found)))
     every = canvas.subplots(max(1, len(found)), 1, squeeze=False)[:, 0]
@@ -125,11 +125,11 @@ def _curves(rows: Sequence[Row]) -> Figure:
             rounds, values = seed_curves(row)
             values = _smooth(values) if smooth else values
             mean = values.mean(axis=0)
-            look = looks[row.method, row.changes] | ({"marker": ""} if smooth else {})
-            (line,) = axes.plot(rounds, mean, label=_legend_name(row.method, row.changes), **look)
+            fmt = formats[row.method, row.changes] | ({"marker": ""} if smooth else {})
+            (line,) = axes.plot(rounds, mean, label=_legend_name(row.method, row.changes), **fmt)
             if len(values) > 1:
                 sd = values.std(axis=0, ddof=1)
-                axes.fill_between(rounds, mean - sd, mean + sd, color=look["color"], alpha=0.12, linewidth=0)
+                axes.fill_between(rounds, mean - sd, mean + sd, color=fmt["color"], alpha=0.12, linewidth=0)
             ends.append((mean[-1], line))
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
@@ -153,7 +153,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 def _along_axis(rows: Sequence[Row]) -> Figure:
     """Accuracy against what the study varies, one panel for each data set and setting."""
     axis, found = STUDIES[rows[0].study].axis, panels(rows)
-    looks = _looks(rows)
+    formats = _line_styles(rows)
     hollow = len({len(row.seeds) for row in rows if row.seeds}) > 1
     canvas = style.new_figure(max(_WIDE, 2.4 * len(found)), 5.2)
     for axes, panel in zip(canvas.subplots(1, len(found), squeeze=False)[0], found, strict=True):
@@ -167,17 +167,17 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
         axes.set_ylabel("test accuracy, %")
         if not any(row.seeds for row in panel):
             _say_nothing_measured(axes)
-        for line, look in looks.items():
+        for line, fmt in formats.items():
             own = {row.value: row for row in panel if (row.method, row.changes) == line}
-            _line(axes, values, own, look, hollow)
-    handles = [Line2D([], [], **look) for look in looks.values()]
-    style.legend(canvas, [_legend_name(*line) for line in looks], handles)
+            _line(axes, values, own, fmt, hollow)
+    handles = [Line2D([], [], **fmt) for fmt in formats.values()]
+    style.legend(canvas, [_legend_name(*line) for line in formats], handles)
     note = f"{frame.mean_of(runs_of(rows), True)}; {_over_seeds(rows)}" + " (hollow: one seed)" * hollow
     canvas.suptitle(note.capitalize(), x=0.01, ha="left", fontsize=8, fontweight="normal", color=style.MUTED)
     return canvas
 
 
-def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], look: style.Look, hollow: bool) -> None:
+def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], fmt: style.LineStyle, hollow: bool) -> None:
     """A method along the axis with its deviations, broken where a point is not measured.
 
     A point of one seed has no deviation, and is hollow where others have more seeds.
@@ -185,10 +185,10 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], look: sty
     found = [own[value].last10 if value in own else None for value in values]
     mean = np.array([np.nan if one is None else one.mean for one in found])
     sd = np.array([np.nan if one is None or one.sd is None else one.sd for one in found])
-    axes.errorbar(values, mean, sd, capsize=3, elinewidth=1.0, **look)
+    axes.errorbar(values, mean, sd, capsize=3, elinewidth=1.0, **fmt)
     single = np.isnan(sd) & ~np.isnan(mean)
     if hollow and single.any():
-        points = look | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5}
+        points = fmt | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5}
         axes.plot(np.array(values)[single], mean[single], **points)
 
 
@@ -222,11 +222,11 @@ def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
     return canvas
 
 
-def _looks(rows: Sequence[Row]) -> dict[tuple[str, str], style.Look]:
+def _line_styles(rows: Sequence[Row]) -> dict[tuple[str, str], style.LineStyle]:
     """What the paper proposes stands out."""
-    found = style.looks((row.method, row.changes) for row in rows)
+    found = style.line_styles((row.method, row.changes) for row in rows)
     return {
-        line: look | ({"linewidth": 2.4, "zorder": 4} if line[0] == "feddure" else {}) for line, look in found.items()
+        line: fmt | ({"linewidth": 2.4, "zorder": 4} if line[0] == "feddure" else {}) for line, fmt in found.items()
     }
 
 
