@@ -10,6 +10,7 @@ from feddure import methods as known_methods
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.methods.fedavg import FedAvg
 from feddure.reports.frame import paired
+from feddure.reports.names import method_title
 from feddure.simulation import checkpoint, runs
 from feddure.studies import compare_report
 from feddure.studies.compare import compare
@@ -407,7 +408,7 @@ def test_one_seed_has_no_deviation_and_no_interval(images, tmp_path):
 def test_the_report_of_several_seeds(images, tmp_path):
     found = compared(images, tmp_path / "out", methods=METHODS[:2], seeds=(0, 1))
     page = found.report.read_text()
-    for text in ("More than chance?", "over 2 seeds", "FedAvg-matched", "Run by run", "fedavg-seed1"):
+    for text in ("More than chance?", "over 2 seeds", method_title("fedavg-matched"), "Run by run", "fedavg-seed1"):
         assert text in page, text
     assert found.view.pairs()["verdict"][0] in page
 

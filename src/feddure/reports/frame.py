@@ -16,11 +16,11 @@ from scipy.stats import t as student
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.methods import METHODS
 from feddure.reports.diagnostics import last_means, trace
+from feddure.reports.names import method_title
 from feddure.tracking import summary
 from feddure.tracking.records import Run
-from feddure.tracking.summary import LAST, evaluations, spoken, summarise
+from feddure.tracking.summary import LAST, evaluations, summarise
 
 CONFIDENCE = 0.95
 
@@ -215,11 +215,6 @@ def provenance(rows: pd.DataFrame) -> list[str]:
     more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
     commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
     return [f"Measured on {', '.join(hardware)} with {', '.join(versions)}{commit}."] if about else []
-
-
-def method_title(method: str) -> str:
-    """A method's name as people write it."""
-    return getattr(METHODS.get(method), "title", None) or spoken(method)
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -14,6 +14,7 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, style
 from feddure.reports.figures import Line
+from feddure.reports.names import method_title
 from feddure.reports.page import Code, Files, Group, Picture, Section, Table, Text, embed, page
 from feddure.reports.participation import participation
 from feddure.tracking import summary
@@ -78,7 +79,7 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
 
 # --- what comes first --------------------------------------------------------------------------------------
 def _title(runs: Sequence[Run]) -> str:
-    methods = list(dict.fromkeys(frame.method_title(run.experiment.method) for run in runs))
+    methods = list(dict.fromkeys(method_title(run.experiment.method) for run in runs))
     datasets = list(dict.fromkeys(spoken(run.experiment.dataset) for run in runs))
     subject = _listed(methods) if len(methods) <= 3 else f"{len(methods)} methods"
     text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
@@ -168,7 +169,7 @@ def _runs(
         rows.append(
             [
                 run.name,
-                frame.method_title(tree["method"]),
+                method_title(tree["method"]),
                 *(_shown(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
                 *(points(getattr(found, name)) for name in accuracies.values()),
