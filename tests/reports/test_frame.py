@@ -106,12 +106,8 @@ def test_cells_are_rows_measured_or_not(tmp_path):
     found = frame.of_cells([done, gone, vain], store, {vain.hash: "ValueError: no"})
     assert list(found.columns) == list(frame.COLUMNS)
     first = found.iloc[0]
-    assert (first.title, first.dataset, first.options, first.cell) == (
-        "FedAvg",
-        "fashion-mini",
-        "norm=group",
-        done.hash,
-    )
+    assert (first.method, first.dataset, first.options) == ("fedavg", "fashion-mini", "norm=group")
+    assert (first.title, first.cell) == (frame.method_title("fedavg"), done.hash)
     assert (first.accuracy_last, first.accuracy_last10, first.bytes_up, first.bytes_down) == (50.0, 25.0, 14.0, 18.0)
     assert first.curve == [(1, 25.0, None), (2, 50.0, 75.0)]
     assert first.diagnostics == {"d": 1.0}

@@ -111,7 +111,7 @@ def several(tmp_path_factory):
 def test_one_run_shows_its_numbers_and_pictures(single):
     for text in ("FedDure on", "2 of 4 clients", "66 images carry a label, 660 do not", "4 images were moved"):
         assert single.says(text), text
-    for card in ("40.0 % mean of all 3", "60.0 % round 6", "Averaged model 50.0 %", "54.0 MB", "Time 3.0 s"):
+    for card in ("40.0 % mean of all 3", "60.0 % round 6", "Averaged model 50.0 %", "54 MB", "Time 3.0 s"):
         assert single.says(card), card
     assert single.says("6 of 12")  # updates that were left out
     shown = " ".join(single.pictures)

@@ -44,6 +44,14 @@ def axis(key: str) -> str:
     return name if section in ("", "partition", "optimizer", "options") else f"{section} {name}"
 
 
+def data_size(count: float) -> str:
+    """Bytes as people write them: 1.87 kB."""
+    unit = 0
+    while count >= 999.5 and unit < 4:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"
+
+
 def _is_the_papers(key: str, value: Any) -> bool:
     """A setting of the paper is known by its name; a bare 'fedmatch' or 'sites' would not be seen to be a setting."""
     return key == "partition.setting" and "-" in value

@@ -14,7 +14,7 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, style
 from feddure.reports.figures import Line
-from feddure.reports.names import method_title
+from feddure.reports.names import data_size, method_title
 from feddure.reports.page import Code, Files, Group, Picture, Section, Table, Text, embed, page
 from feddure.reports.participation import participation
 from feddure.tracking import summary
@@ -64,7 +64,7 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
         *_partitions(runs, labels),
         *_sites(runs, labels),
         *_configuration(runs, lines),
-        *_environment(runs, lines),
+        *_environment(runs),
         _again(runs),
     ]
     return page(
@@ -134,14 +134,13 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     row = frame.of_runs([run]).iloc[0]
     mean_of = found.mean_of + " evaluations" * (found.evaluations > 1)
     last = f"round {row.curve[-1][0]}" if row.curve else "none yet"
-    sent, received = (summary.number(size / 1e6, 1) for size in (row.bytes_down, row.bytes_up))
     cards = [
         ("Test accuracy", percent(found.accuracy_last10, 1), mean_of),
         ("Last evaluation", percent(found.accuracy_last, 1), last),
         ("Averaged model", percent(found.accuracy_ema_last10, 1), f"{percent(found.accuracy_ema_last, 1)} at the last"),
         ("Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
         ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
-        ("Communication", f"{sent} MB", f"sent by the server; {received} MB by clients"),
+        ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
         ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
     ]
     absent = {"Averaged model"} if found.accuracy_ema_last is None else set()
@@ -351,17 +350,13 @@ def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     return [Section("Configuration", text, parts)]
 
 
-def _environment(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
-    """Where the runs were made: what they share, then what differs."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.environment))
-    values = {key: [_shown(run.environment.get(key)) for run in runs] for key in keys}
-    shared = [[key, found[0]] for key, found in values.items() if len(set(found)) == 1]
-    apart = [key for key in keys if len(set(values[key])) > 1]
-    each = [[line.label, *(values[key][place] for key in apart)] for place, line in enumerate(lines)]
-    tables = [Table(["", ""], shared, kind="fields")] if shared else []
-    tables += [Table(["run", *apart], each, formats=[line.fmt for line in lines], kind="fields")] if apart else []
+def _environment(runs: Sequence[Run]) -> list[Section]:
+    """Where the runs were made; what differs between them is said in their order."""
+    keys = dict.fromkeys(key for run in runs for key in run.environment)
+    found = {key: dict.fromkeys(_shown(run.environment.get(key)) for run in runs) for key in keys}
+    rows = [[key, "; ".join(values)] for key, values in found.items()]
     text = f"Where {'the runs were' if len(runs) > 1 else 'the run was'} made."
-    return [Section("Environment", text, tables)] if tables else []
+    return [Section("Environment", text, [Table(["", ""], rows, kind="fields")])] if rows else []
 
 
 def _again(runs: Sequence[Run]) -> Section:

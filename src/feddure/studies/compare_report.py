@@ -12,7 +12,7 @@ import pandas as pd
 from feddure.reports import figures, frame, style
 from feddure.reports.figures import Curve
 from feddure.reports.frame import Difference, mean_sd, signed
-from feddure.reports.names import method_title
+from feddure.reports.names import data_size, method_title
 from feddure.reports.page import Section, Text, embed, table
 from feddure.reports.run_report import write_report
 from feddure.studies.compare_plan import PAIRED_FILE, REPORT_FILE, TABLE_FILE, Plan
@@ -68,7 +68,7 @@ class View:
                     "steps": number(own["local_steps"].mean(), 1),
                     "last": mean_sd(own["accuracy_last"]),
                     "last 10": mean_sd(own["accuracy_last10"]),
-                    "sent": _size(sent) if sent == sent else NOTHING,
+                    "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
@@ -179,10 +179,3 @@ def mean_curves(view: View) -> figures.Figure:
 
 def _share(per_cent: float | None) -> float | str:
     return "" if per_cent is None else round(per_cent / 100, 6)
-
-
-def _size(size: float) -> str:
-    unit = 0
-    while size >= 999.5 and unit < 4:
-        size, unit = size / 1000, unit + 1
-    return f"{size:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"
