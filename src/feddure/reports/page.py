@@ -44,7 +44,7 @@ class Table(NamedTuple):
     marked: frozenset[str] = frozenset()
     numbers_from: int = 99  # columns from here on are aligned to the right
     looks: Sequence[style.Look | None] = ()  # of the rows, as figures draw them
-    kind: str = "runs"  # or fields, of a configuration
+    kind: str = "runs"  # or fields, of a configuration, or prose, of sentences
 
     @property
     def part(self) -> str:
