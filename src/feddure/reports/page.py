@@ -43,7 +43,7 @@ class Table(NamedTuple):
     marked: frozenset[str] = frozenset()
     numbers_from: int = 99  # columns from here on are aligned to the right
     formats: Sequence[style.LineStyle | None] = ()  # of the rows' lines in figures
-    kind: str = "runs"  # or fields, of a configuration
+    kind: str = "runs"  # or fields, of a configuration, or prose, of sentences
 
     @property
     def part(self) -> str:

@@ -171,7 +171,7 @@ def _definitions(found: Sequence[Row]) -> str:
     there = {row.method for row in found}
     said = ["Steps: local ones of a client in a round."]
     said += [words for methods, words in _DEFINITIONS.items() if there & set(methods)]
-    said += [_REMARKS.get(found[0].study, "")]
+    said += [_REMARKS.get(found[0].study, "") if found[0].preset in PRESETS else ""]
     if any(row.is_dirty for row in found):
         said.append(f"{rows.DIRTY}: measured, at least in part, by code with uncommitted changes.")
     return " ".join(filter(None, said))
@@ -264,9 +264,9 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
             groups.setdefault(claim.judgement.criterion, []).append(claim)
         for criterion, judged in groups.items():
             judged.sort(key=lambda claim: claim.verdict == "not measured")
-            lines = [[claim.says, claim.where, claim.verdict, claim.judgement.sentence] for claim in judged]
+            lines = [[claim.says, claim.verdict, claim.judgement.sentence, claim.where] for claim in judged]
             parts += [Text(criterion.title, "heading"), Text(criterion.words)]
-            parts.append(Table(["claim", "where", "verdict", "measured"], lines))
+            parts.append(Table(["claim", "verdict", "measured", "where"], lines, kind="prose"))
         sections.append(Section(preset, tally(own), parts))
     lead = (
         "Each claim of the paper's text is judged by the criterion above it. Differences are in points of test "
