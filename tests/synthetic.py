@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from feddure.reports import frame
 from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.studies.paper.rows import Row
 
@@ -49,7 +52,34 @@ def filled(folder: Path, cells: Iterable[Cell], accuracy: Callable[[Cell], float
     return store
 
 
-def row(study: str, method: str, accuracies: Mapping[int, float], **fields: Any) -> Row:
-    """A row with these accuracies in per cent by seed."""
+def row(
+    study: str,
+    method: str,
+    accuracies: Mapping[int, float],
+    reference: Mapping[int, float] = {},
+    missing: Iterable[int] = (),
+    failed: Mapping[int, str] = {},
+    steps: float = 5.0,
+    rounds: int = 200,
+    environment: Mapping[str, Any] = ENVIRONMENT,
+    **fields: Any,
+) -> Row:
+    """A row with these accuracies in per cent by seed, beside those of labels-only training."""
+    every = range(5, rounds + 1, 5) if rounds >= 5 else [rounds]
+    runs: list[dict[str, Any]] = [
+        {
+            "seed": seed,
+            "rounds": rounds,
+            "local_steps": steps,
+            "accuracy_last10": accuracy,
+            "reference": reference.get(seed, math.nan),
+            "curve": [(number, accuracy * (1 - math.exp(-6 * number / rounds)), None) for number in every],
+            "environment": environment,
+            "failed": "",
+        }
+        for seed, accuracy in accuracies.items()
+    ]
+    runs += [{"seed": seed, "failed": failed.get(seed, ""), "curve": []} for seed in (*missing, *failed)]
     place = {"preset": "aaai24", "dataset": "cifar10", "setting": "dir-dir"} | fields
-    return Row(study=study, method=method, measured={s: measurement(a) for s, a in accuracies.items()}, **place)
+    columns = [*frame.COLUMNS, "reference"]
+    return Row(study=study, method=method, runs=pd.DataFrame(runs, columns=columns), **place)

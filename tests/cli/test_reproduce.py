@@ -147,6 +147,19 @@ def test_claims_are_judged_by_what_is_there(tmp_path):
     assert (tmp_path / "claims.html").exists()
 
 
+def test_all_files_are_made_anew_from_the_cells_alone(tmp_path):
+    with pytest.raises(RunError, match=r"nothing of the paper is measured there; start with: feddure reproduce table1"):
+        reproduce("tables", "--out", tmp_path)
+    wanted = cells("table1", Request("aaai24-fine", datasets=("cifar10",), methods=("feddure",), seeds=(0,)))
+    synthetic.filled(tmp_path, wanted, lambda cell: 70.0)
+    told = reproduce("tables", "--out", tmp_path)
+    for name in ("table1-aaai24-fine", "figure1-aaai24-fine", "claims"):
+        assert f"{name}.html" in told
+        assert (tmp_path / f"{name}.csv").exists()
+    assert {row["study"] for row in rows(tmp_path)} == {"table1", "figure1"}
+    assert not list(tmp_path.glob("*-aaai24.*"))
+
+
 def test_partitions_are_drawn(tmp_path):
     reproduce("partitions", "--datasets", "fashion-mini", "--out", tmp_path)
     assert list(tmp_path.glob("partitions*.png"))
@@ -188,6 +201,7 @@ def test_gamma_needs_dirichlet_shares(tmp_path):
         ("claims", ["--preset", "aaai24"], "--preset"),
         ("claims", ["--datasets", "cifar10"], "--datasets"),
         ("claims", ["--set", "rounds=3"], "--set"),
+        ("tables", ["--preset", "aaai24"], "--preset"),
         ("theory", ["--seeds", "0"], "--seeds"),
         ("partitions", ["--methods", "feddure"], "--methods"),
     ],
@@ -203,11 +217,11 @@ def test_an_option_that_the_environment_gives_to_every_command_is_not_refused(tm
     assert reproduce("claims", "--dry-run", "--out", tmp_path / "out").startswith("claims")
 
 
-@pytest.mark.parametrize("what", ["claims", "theory", "partitions"])
+@pytest.mark.parametrize("what", ["claims", "tables", "theory", "partitions"])
 def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
     told = reproduce(what, "--dry-run", "--out", tmp_path / "out")
     assert told.startswith(what)
-    assert "cells" not in told
+    assert "to measure" not in told
     assert not (tmp_path / "out").exists()
 
 

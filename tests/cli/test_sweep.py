@@ -12,7 +12,7 @@ import tiny
 from feddure import data, environment
 from feddure.cli.sweep import sweep
 from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
-from feddure.reports.run_report import Picture
+from feddure.reports.page import Picture
 from feddure.simulation import runs
 from feddure.studies import sweep_report
 from feddure.studies.grid import runner as grid

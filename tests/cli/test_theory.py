@@ -9,10 +9,16 @@ from typer.testing import CliRunner
 
 from feddure.cli.theory import theory
 from feddure.errors import ConfigError
+from feddure.studies.theory import measure
+from feddure.studies.theory import report as theory_report
 
 app = typer.Typer(rich_markup_mode="markdown")
 app.command("theory")(theory)
 
+FOUND = {
+    "theorem": 1, "quantity": "‖g‖²", "fit": {"slope": -1.5, "error": 0.1}, "control": "θ frozen",
+    "control_fit": {"slope": 0.5, "error": None}, "verdict": "A verdict.",
+}  # fmt: skip
 FILES = ["theory.csv", "theory.json", "theory.md", "theory.png"]
 
 
@@ -49,23 +55,26 @@ def test_json_and_files_say_the_same_and_other_files_stay(tmp_path):
     assert sorted(ends, reverse=True) == pytest.approx([first["first"], first["last"]])
 
 
-def test_the_table_names_slopes_controls_and_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_table_and_the_files_are_named(tmp_path, monkeypatch):
+    study = measure.Study(128, 1, *([None] * 4))
+    report = {"findings": [FOUND], "notes": ["A note."], "meaning": ["A meaning."]}
+    monkeypatch.setattr(measure, "measure", lambda *_, **__: study)
+    monkeypatch.setattr(theory_report, "summary", lambda _: report)
+    monkeypatch.setattr(theory_report, "write", lambda *_: None)
     shown = small("--out", tmp_path / "new" / "folder")
-    for words in ("slope", "control", "verdict", "θ frozen", "Hard pseudo labels", "Not shown"):
-        assert words in shown
+    for text in ("−1.50 ± 0.10", "θ frozen", "A verdict.", "A note.", "A meaning."):
+        assert text in shown
     assert all(f"wrote {tmp_path / 'new' / 'folder' / name}" in shown for name in FILES)
 
 
-def test_a_size_that_is_no_power_of_two_is_refused_before_anything_is_made(tmp_path):
-    with pytest.raises(ConfigError, match="--largest 1000: expected a power of two"):
-        invoke("--largest", 1000, "--out", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_e_must_be_above_zero(tmp_path):
-    with pytest.raises(ConfigError, match="--e 0: expected a number above 0"):
-        invoke("--e", 0, "--out", tmp_path / "new")
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [*(("--largest", number, "expected a power of two of 128 or more") for number in (1000, 64, 0, -128)),
+     ("--e", 0, "expected a number above 0")],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused_before_anything_is_made(tmp_path, option, value, message):
+    with pytest.raises(ConfigError, match=f"{option} {value}: {message}"):
+        invoke(option, value, "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -1,24 +1,21 @@
 """Comparisons: equal conditions, the same results as single runs, and verdicts that chance cannot earn."""
 
 import csv
-import itertools
-import math
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
 
 import folders
 import tiny
 from feddure import methods as known_methods
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.methods.fedavg import FedAvg
+from feddure.reports.frame import paired
+from feddure.reports.names import method_title
 from feddure.simulation import checkpoint, runs
-from feddure.studies import compare_report, compare_tables
+from feddure.studies import compare_report
 from feddure.studies.compare import Plan, compare, make_plan, read_plan, run_folder
-from feddure.studies.compare_tables import Pair, paired
+from feddure.studies.compare_report import View
 from feddure.tracking import records
 
 METHODS = ("fedavg", "fedavg-matched", "feddure")
@@ -164,8 +161,8 @@ def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
     assert found.failed["raises"].reason == "ValueError: a mistake"
     assert "test_compare.py" in found.failed["raises"].traceback
     assert found.failed["mistaken"].traceback == ""
-    assert [row.method for row in found.rows] == ["fedavg", "fedavg-matched"]
-    assert {pair.method for pair in found.pairs} == {"fedavg"}
+    assert found.view.plan.methods == ("fedavg", "fedavg-matched")
+    assert list(found.view.pairs()["method"]) == ["fedavg"]
     lines = {row["method"]: row for row in table(tmp_path / "out" / "comparison.csv")}
     assert lines["raises"]["failed"] == "ValueError: a mistake"
     assert set(lines["raises"].values()) == {"raises", "ValueError: a mistake", ""}
@@ -191,7 +188,7 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
     monkeypatch.setattr(Raises, "step", FedAvg.step)
     found = compared(images, folder, (), (), resume=True, **changes)
     assert found.failed == {}
-    assert [row.method for row in found.rows] == ["raises", "fedavg"]
+    assert list(found.view.methods()["method"]) == ["raises", "fedavg"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
     compared(images, tmp_path / "whole", ("raises", "fedavg"), **changes)
     assert contents(folder) == contents(tmp_path / "whole")
@@ -202,7 +199,7 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
 @told
 def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_path):
     found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")
-    assert found.pairs == []
+    assert found.view.differences == {}
     assert "It was the reference: no difference from it can be told." in found.report.read_text()
 
 
@@ -308,46 +305,6 @@ def test_runs_on_different_partitions_are_not_compared(images, tmp_path):
 # --- the numbers ---------------------------------------------------------------------------------------
 
 
-def test_the_interval_by_hand():
-    ours, theirs = [0.70, 0.74, 0.69, 0.75], [0.68, 0.71, 0.70, 0.70]
-    differences = [0.02, 0.03, -0.01, 0.05]
-    mean, low, high = paired(ours, theirs)
-    deviation = math.sqrt(sum((d - 0.0225) ** 2 for d in differences) / 3)
-    assert mean == pytest.approx(0.0225)
-    assert high - mean == pytest.approx(3.182446305 * deviation / 2)
-    assert (low, high) == pytest.approx(stats.t.interval(0.95, 3, 0.0225, stats.sem(differences)))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=8))
-def test_the_interval_agrees_with_the_paired_t_test(accuracies):
-    ours, theirs = zip(*accuracies, strict=True)
-    mean, low, high = paired(ours, theirs)
-    if low is None:
-        assert all(o - t == pytest.approx(mean, abs=1e-11) for o, t in accuracies)
-        return
-    p = stats.ttest_rel(ours, theirs).pvalue
-    if abs(p - 0.05) > 1e-6:
-        assert (low > 0 or high < 0) == (p < 0.05)
-    turned = paired(theirs, ours)
-    assert turned == pytest.approx((-mean, -high, -low))
-
-
-@pytest.mark.parametrize(
-    ("seeds", "difference", "low", "high", "verdict"),
-    [
-        (1, 0.2, None, None, "one seed cannot tell"),
-        (3, 0.023, 0.012, 0.034, "better by 1.2 to 3.4 points"),
-        (3, -0.023, -0.034, -0.012, "worse by 1.2 to 3.4 points"),
-        (3, 0.01, -0.001, 0.021, "no difference can be told"),
-        (3, 0.0, None, None, "no difference"),
-        (2, 0.01, None, None, "equal on all seeds: more seeds are needed"),
-    ],
-)
-def test_verdicts(seeds, difference, low, high, verdict):
-    assert Pair("feddure", "fedavg-matched", "last10", seeds, difference, low, high).verdict == verdict
-
-
 def made_up(tmp_path, method, seed, accuracies, steps, communication=None, seconds=2.0):
     metrics = [
         {"round": n, "clients": [0, 1], "steps": steps, "test": {"accuracy": accuracy}}
@@ -368,8 +325,8 @@ def test_the_tables(tmp_path):
         made_up(tmp_path, "feddure", 0, [0.1, *[0.6] * 9, 0.7], [5, 5], seconds=3.0),
         made_up(tmp_path, "feddure", 1, [0.1, *[0.6] * 9, 0.6], [5, 5], seconds=5.0),
     ]
-    rows, pairs = compare_tables.rows(plan, found), compare_tables.pairs(plan, found)
-    compare_tables.write(tmp_path, rows, pairs, failed={})
+    view = View(plan, found, {})
+    view.write_tables(tmp_path)
     matched, feddure = table(tmp_path / "comparison.csv")
     assert matched == {
         "method": "fedavg-matched",
@@ -384,22 +341,21 @@ def test_the_tables(tmp_path):
         "bytes_down": "1100",
         "bytes_up": "770",
         "seconds": "22.0",
-        "seconds_are_of": "this run",
         "failed": "",
     }
     assert (feddure["bytes_down"], feddure["bytes_up"], feddure["seconds"]) == ("", "", "44.0")
     by_last10, by_last = table(tmp_path / "paired.csv")
     assert (by_last10["accuracy"], by_last["accuracy"]) == ("last10", "last")
-    _, low, high = paired([0.61, 0.60], [0.51, 0.41])
+    expected = paired({0: 61, 1: 60}, {0: 51, 1: 41})
     assert float(by_last10["difference_mean"]) == pytest.approx(0.145, abs=1e-6)
-    assert float(by_last10["interval_low"]) == pytest.approx(low, abs=1e-6)
-    assert float(by_last10["interval_high"]) == pytest.approx(high, abs=1e-6)
+    assert float(by_last10["interval_low"]) == pytest.approx(expected.low / 100, abs=1e-6)
+    assert float(by_last10["interval_high"]) == pytest.approx(expected.high / 100, abs=1e-6)
     assert by_last10["verdict"] == "no difference can be told"
     assert by_last["interval_low"] == ""
-    cells = compare_tables.method_cells(rows, {})[1]
-    assert cells[0][-2:] == ["1.87 kB", "22 s"]
-    assert cells[1][-2:] == ["–", "44 s"]
-    assert "mean of last 10 evaluations" in compare_tables.explain_methods(rows, "fedavg-matched", {})
+    assert list(view.methods()["last 10"].map(str)) == ["46.0 ± 7.1", "60.5 ± 0.7"]
+    assert list(view.methods()["sent"]) == ["1.87 kB", "–"]
+    assert list(view.methods()["time"]) == ["22 s", "44 s"]
+    assert "mean of last 10 evaluations" in view.about_methods()
 
 
 @pytest.mark.usefixtures("_with_report")
@@ -418,14 +374,14 @@ def test_one_seed_has_no_deviation_and_no_interval(images, tmp_path):
 def test_the_report_of_several_seeds(images, tmp_path):
     found = compared(images, tmp_path / "out", methods=METHODS[:2], seeds=(0, 1))
     page = found.report.read_text()
-    for text in ("More than chance?", "over 2 seeds", "FedAvg-matched", "Run by run", "fedavg-seed1"):
+    for text in ("More than chance?", "over 2 seeds", method_title("fedavg-matched"), "Run by run", "fedavg-seed1"):
         assert text in page, text
-    assert found.pairs[0].verdict in page
+    assert found.view.pairs()["verdict"][0] in page
 
 
 @pytest.mark.usefixtures("_with_report")
 def test_a_single_method_has_nothing_to_be_measured_against(images, tmp_path):
     found = compared(images, tmp_path / "out", methods=("fedavg",))
-    assert found.pairs == []
+    assert found.view.differences == {}
     assert table(tmp_path / "out" / "paired.csv") == []
     assert "More than chance?" not in found.report.read_text()

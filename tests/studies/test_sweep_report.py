@@ -1,16 +1,21 @@
-"""Leaderboards: their order, what is paired, what is missing, and the files."""
+"""Leaderboards: which combinations are ranked together, their order, what is paired, what is missing, and the files."""
 
 import csv
-import dataclasses
+import html
 import re
 
 import pytest
 import yaml
 
-from feddure.reports import style
-from feddure.studies import sweep, sweep_figures, sweep_report
-from feddure.studies.compare_tables import paired
+from feddure.reports import names, style
+from feddure.reports.frame import paired
+from feddure.studies import sweep, sweep_report
 from feddure.studies.grid.store import Measurement, Store
+
+RATES = {"optimizer.learning_rate": [0.1, 0.01, 0.001]}
+METHODS = {"method": ["feddure", "fedavg"]}
+FEDAVG = names.method_title("fedavg")
+SETTINGS = {"partition.setting": ["iid-iid", "dir-dir"], "method": ["feddure", "fedavg", "fedmatch"]}
 
 
 def make(folder, grid, seeds=(0, 1, 2), **tree):
@@ -21,6 +26,7 @@ def make(folder, grid, seeds=(0, 1, 2), **tree):
 
 def keep(store, point, *accuracies, left_out=0.0):
     """Say that these accuracies were measured, seed by seed; None leaves a seed out."""
+    about = {"cpu": "abacus", "cores": 2, "python": "3.11", "torch": "2", "numpy": "2"}
     for cell, accuracy in zip(point.cells, accuracies, strict=True):
         if accuracy is not None:
             store.keep(
@@ -38,12 +44,9 @@ def keep(store, point, *accuracies, left_out=0.0):
                     together=1,
                     partition="",
                     left_out=left_out,
-                    environment={"cpu": "abacus", "cores": 2, "python": "3.11", "torch": "2", "numpy": "2"},
+                    environment=about,
                 )
             )
-
-
-RATES = {"optimizer.learning_rate": [0.1, 0.01, 0.001]}
 
 
 def table(path):
@@ -51,30 +54,112 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_what_diverged_has_no_place(tmp_path):
-    wanted, store = make(tmp_path, RATES)
-    keep(store, wanted.points[0], 0.60, 0.60, 0.60, left_out=1.0)
-    keep(store, wanted.points[1], 0.40, 0.50, 0.60, left_out=0.1)
-    keep(store, wanted.points[2], 0.30, 0.40, 0.50)
-    sweep_report.write(wanted, store)
-    rows = table(store.folder / "leaderboard.csv")
-    assert [(row["optimizer.learning_rate"], row["place"]) for row in rows] == [
-        ("0.01", "1"),
-        ("0.001", "2"),
-        ("0.1", ""),
+def written(wanted, store, failed=None):
+    """The leaderboard's rows, its text and the page."""
+    store.folder.mkdir(exist_ok=True)
+    sweep_report.write(wanted, store, failed)
+    out = store.folder
+    page = html.unescape((out / "report.html").read_text())
+    return table(out / "leaderboard.csv"), (out / "leaderboard.md").read_text(), page
+
+
+# --- problems ------------------------------------------------------------------------------------------
+
+
+def leaderboards(folder, grid, **tree):
+    """The names of the rows by the titles of their leaderboards."""
+    return {
+        title: [point.name for point in points]
+        for title, _, points in sweep_report.divide(make(folder, grid, **tree)[0])
+    }
+
+
+@pytest.mark.parametrize(
+    ("grid", "cases"),
+    [
+        (METHODS | {"optimizer.learning_rate": [0.1, 0.01]}, None),
+        (METHODS, [{"name": "group", "norm": "group"}, {"name": "as it is"}]),
+        ({"partition.gamma": [0.1, 0.5]}, None),
+        ({"partition.setting": ["iid-iid", "dir-dir"], "dataset": ["cifar10", "fashion-mini"]}, None),
+        (None, [{"name": "few labels", "partition.labels_per_class": 1}, {"name": "as it is"}]),
+        (METHODS | {"partition.setting": ["iid-dir"]}, None),
+        (METHODS | {"partition.seed": [1, 2]}, None),
+    ],
+    ids=["no problem", "cases", "gamma", "problems only", "cases only", "one problem", "the partition's seed"],
+)
+def test_a_single_leaderboard_is_the_sweep_itself(tmp_path, grid, cases):
+    wanted, _ = make(tmp_path, grid, cases=cases)
+    assert sweep_report.divide(wanted) == [("", wanted.axes, list(wanted.points))]
+
+
+FEW = [{"name": "few labels", "partition.labels_per_class": 1}, {"name": "as it is"}]
+BOTH = ["FedDure", FEDAVG]
+
+
+@pytest.mark.parametrize(
+    ("grid", "cases", "expected"),
+    [
+        (METHODS | {"partition.setting": ["iid-iid", "fedmatch"]}, None, {"IID-IID": BOTH, "setting fedmatch": BOTH}),
+        ({"partition.gamma": [0.3, 1.0]} | METHODS, None, {"gamma 0.3": BOTH, "gamma 1": BOTH}),
+        (METHODS | {"dataset": ["cifar10"], "partition.clients": [10, 20]}, None,
+         {"CIFAR-10, clients 10": BOTH, "CIFAR-10, clients 20": BOTH}),
+        (METHODS, FEW, {"few labels": BOTH, "as it is": BOTH}),
+        (METHODS | {"partition.setting": ["iid-dir"]}, FEW, {"IID-DIR, few labels": BOTH, "IID-DIR, as it is": BOTH}),
+    ],
+)  # fmt: skip
+def test_a_leaderboard_for_each_problem(tmp_path, grid, cases, expected):
+    assert leaderboards(tmp_path, grid, cases=cases) == expected
+
+
+def test_cases_that_mix_method_and_problem_stay_in_the_rows(tmp_path):
+    cases = [
+        {"name": "FedDure, few", "method": "feddure", "partition.labels_per_class": 1},
+        {"name": "FixMatch, few", "method": "fedavg-fixmatch", "partition.labels_per_class": 1},
+        {"name": "FedDure, 2 %", "method": "feddure", "partition.labels_per_class": None,
+         "partition.label_fraction": 0.02},
+    ]  # fmt: skip
+    assert leaderboards(tmp_path, None, cases=cases) == {
+        "labels per class 1": ["FedDure, few", "FixMatch, few"],
+        "label fraction 0.02": ["FedDure, 2 %"],
+    }
+
+
+def test_gamma_is_no_problem_without_dirichlet(tmp_path):
+    cases = [
+        {"name": "FedDure", "method": "feddure", "partition.setting": "iid-iid", "partition.gamma": 0.1},
+        {"name": "FedAvg", "method": "fedavg", "partition.setting": "iid-iid", "partition.gamma": 0.2},
+        {"name": "FedAvg, unequal", "method": "fedavg", "partition.setting": "dir-dir", "partition.gamma": 0.2},
     ]
-    text = (store.folder / "leaderboard.md").read_text()
-    assert "learning rate 0.01 over learning rate 0.001" in text
-    assert "| diverged, 60.0 ± 0.0 |" in text
-    assert "left out, in the worst seed of learning rate 0.01 10 %; learning rate 0.1 100 %:" in text
+    found = leaderboards(tmp_path, None, cases=cases)
+    assert found == {"IID-IID": ["FedDure", "FedAvg"], "DIR-DIR, gamma 0.2": ["FedAvg, unequal"]}
 
 
-def test_nothing_but_divergence(tmp_path):
-    wanted, store = make(tmp_path, RATES, seeds=(0,))
-    keep(store, wanted.points[0], 0.60, left_out=1.0)
-    assert sweep_report.verdict(sweep_report.leaderboard(wanted, store)) == "All that is measured diverged."
-    keep(store, wanted.points[1], 0.10)
-    assert sweep_report.verdict(sweep_report.leaderboard(wanted, store)).endswith("is measured and did not diverge.")
+def test_rows_on_the_same_data_are_told_apart_even_by_a_field_of_the_partition(tmp_path):
+    own = {"method": "feddure.methods.fedavg:FedAvg"}  # by import path it could read anything
+    cases = [{"name": "equal", "partition.setting": "iid-iid"}, {"name": "unequal", "partition.setting": "dir-dir"}]
+    assert leaderboards(tmp_path, {"partition.gamma": [0.1, 0.2]}, set=own, cases=cases) == {
+        "equal": ["gamma 0.1", "gamma 0.2"],
+        "gamma 0.1, unequal": ["unequal, gamma 0.1"],  # nothing would be left of the name
+        "gamma 0.2, unequal": ["unequal, gamma 0.2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "alone", "in_a_column"),
+    [
+        ("method", "feddure", "FedDure", "FedDure"),
+        ("partition.setting", "iid-dir", "IID-DIR", "IID-DIR"),
+        ("partition.setting", "sites", "setting sites", "sites"),
+        ("optimizer.learning_rate", 5e-4, "learning rate 0.0005", "0.0005"),
+        ("feddure.d_clip", None, "feddure d clip empty", "empty"),
+    ],
+)
+def test_values_by_themselves_and_in_a_column(key, value, alone, in_a_column):
+    assert (names.part(key, value), names.shown(key, value)) == (alone, in_a_column)
+    assert names.combination("few labels", {key: value}) == f"few labels, {alone}"
+
+
+# --- order and verdict ---------------------------------------------------------------------------------
 
 
 def test_best_first_and_differences_are_paired(tmp_path):
@@ -82,21 +167,43 @@ def test_best_first_and_differences_are_paired(tmp_path):
     keep(store, wanted.points[0], 0.40, 0.50, 0.60)
     keep(store, wanted.points[1], 0.45, 0.56, 0.64)
     keep(store, wanted.points[2], 0.10, 0.20, 0.33)
-    sweep_report.write(wanted, store)
-    rows = table(store.folder / "leaderboard.csv")
-    assert [row["optimizer.learning_rate"] for row in rows] == ["0.01", "0.1", "0.001"]
-    assert [row["place"] for row in rows] == ["1", "2", "3"]
+    rows, text, page = written(wanted, store)
+    assert [(row["optimizer.learning_rate"], row["place"]) for row in rows] == [
+        ("0.01", "1"),
+        ("0.1", "2"),
+        ("0.001", "3"),
+    ]
     assert float(rows[0]["accuracy_last10_mean"]) == pytest.approx(55)
     assert float(rows[1]["accuracy_last10_sd"]) == pytest.approx(10)
-    assert rows[0]["from_best"] == ""
-    expected = paired([0.40, 0.50, 0.60], [0.45, 0.56, 0.64])
+    assert (rows[0]["local_steps"], rows[0]["seconds"], rows[0]["from_best"]) == ("10.0", "12.0", "")
+    expected = paired({0: 40, 1: 50, 2: 60}, {0: 45, 1: 56, 2: 64})
     found = [float(rows[1][name]) for name in ("from_best", "interval_low", "interval_high")]
-    assert found == pytest.approx([100 * value for value in expected], abs=1e-3)
+    assert found == pytest.approx([expected.mean, expected.low, expected.high], abs=1e-3)
     assert {row["problem"] for row in rows} == {""}
     assert len(table(store.folder / "results.csv")) == 9
-    text = (store.folder / "leaderboard.md").read_text()
     assert "##" not in text
-    assert "different data" not in text
+    for found in (text, page):
+        assert "abacus" in found
+        assert "55.0 ± 9.5" in found
+        assert "its only evaluation" in found  # young cells do not have ten
+        assert not re.search(r"last (10|ten)", found)
+
+
+def test_what_diverged_has_no_place(tmp_path):
+    wanted, store = make(tmp_path, RATES)
+    keep(store, wanted.points[0], 0.60, 0.60, 0.60, left_out=1.0)
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert "diverged" in leaderboard.verdict()
+    keep(store, wanted.points[1], 0.40, 0.50, 0.60, left_out=0.1)
+    keep(store, wanted.points[2], 0.30, 0.40, 0.50)
+    rows, text, _ = written(wanted, store)
+    assert [(row["optimizer.learning_rate"], row["place"]) for row in rows] == [
+        ("0.01", "1"),
+        ("0.001", "2"),
+        ("0.1", ""),
+    ]
+    assert "| diverged, 60.0 ± 0.0 |" in text
+    assert "learning rate 0.01 10 %; learning rate 0.1 100 %" in text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +212,7 @@ def test_best_first_and_differences_are_paired(tmp_path):
         ((0.60, 0.70, 0.81), (0.50, 0.60, 0.70), r"\+10\.33 points on the same 3 seeds, .* more than chance"),
         ((0.60, 0.70, 0.80), (0.50, 0.75, 0.70), r"\+5\.00 points .* no difference can be told"),
         ((0.60, None, None), (0.50, None, None), "one seed cannot tell"),
-        ((0.60, 0.70, 0.80), (0.50, 0.60, 0.70), "equal on all seeds: more seeds are needed"),
+        ((0.60, 0.70, 0.80), (0.50, 0.60, 0.70), "equal on all seeds"),
         ((0.60, 0.70, None), (None, None, 0.5), "no seed is measured for both"),
         ((0.60, 0.70, None), (None, None, None), "Only .*0.1 is measured"),
         ((None, None, None), (None, None, None), "Nothing is measured yet"),
@@ -115,126 +222,48 @@ def test_the_verdict(tmp_path, best, second, match):
     wanted, store = make(tmp_path, {"optimizer.learning_rate": [0.1, 0.01]})
     keep(store, wanted.points[0], *best)
     keep(store, wanted.points[1], *second)
-    assert re.search(match, sweep_report.verdict(sweep_report.leaderboard(wanted, store)))
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert re.search(match, leaderboard.verdict())
 
 
-def test_missing_cells_are_named_everywhere(tmp_path):
+def test_missing_and_failed_cells_are_named_everywhere(tmp_path):
     wanted, store = make(tmp_path, RATES)
+    rows, text, page = written(wanted, store)
+    assert not (store.folder / "leaderboard.png").exists()
+    assert [row["place"] for row in rows] == ["", "", ""]
     keep(store, wanted.points[1], 0.5, None, 0.6)
     keep(store, wanted.points[2], 0.2, 0.3, 0.4)
-    sweep_report.write(wanted, store)
-    rows = table(store.folder / "leaderboard.csv")
-    assert [row["place"] for row in rows] == ["1", "2", ""]
-    assert [(row["seeds_measured"], row["seeds_missing"]) for row in rows] == [
-        ("0 2", "1"),
-        ("0 1 2", ""),
-        ("", "0 1 2"),
+    rows, text, page = written(wanted, store, {cell.hash: "ValueError: <no>" for cell in wanted.points[0].cells})
+    assert [(row["place"], row["seeds_measured"], row["seeds_missing"]) for row in rows] == [
+        ("1", "0 2", "1"),
+        ("2", "0 1 2", ""),
+        ("", "", "0 1 2"),
     ]
-    text = (store.folder / "leaderboard.md").read_text()
-    page = (store.folder / "report.html").read_text()
-    for found in (text, page):
-        assert "Not measured: learning rate 0.01, seed 1; learning rate 0.1, seed 0" in found
-        assert "2 of 3" in found
-        assert "not measured" in found
-
-
-def test_nothing_measured_still_gives_tables(tmp_path):
-    wanted, store = make(tmp_path, RATES)
-    store.folder.mkdir()
-    names = {path.name for path in sweep_report.write(wanted, store)}
-    assert names == {"leaderboard.csv", "leaderboard.md", "report.html"}
+    for found in (text.replace("\\<", "<"), page):
+        for said in (
+            "Not measured: learning rate 0.01, seed 1.",
+            "Failed: learning rate 0.1, seeds 0, 1, 2 (ValueError: <no>",
+            "2 of 3",
+        ):
+            assert said in found
 
 
 def test_names_from_the_file_are_text_in_page_and_table(tmp_path):
     cases = [{"name": "<b>|bold|</b>", "norm": "group"}, {"name": "plain"}]
     wanted, store = make(tmp_path, {"method": ["fedavg"]}, cases=cases)
-    keep(store, wanted.points[0], 0.5, 0.6, 0.8)
-    keep(store, wanted.points[1], 0.4, 0.5, 0.6)
-    sweep_report.write(wanted, store)
-    assert "<b>" not in (store.folder / "report.html").read_text()
-    assert "<b>\\|bold\\|</b>" in (store.folder / "leaderboard.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("grid", "kind"),
-    [
-        ({"method": ["fedavg", "feddure"]}, "none"),
-        ({"method": ["fedavg", "feddure"], "rounds": [1, 2, 3]}, "lines"),
-        ({"optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2, 3]}, "maps"),
-        ({"optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2], "local_steps": [1, 2]}, "none"),
-        ({"labelled_cutout": [True, False]}, "none"),
-    ],
-)
-def test_numbers_are_drawn_as_lines_or_maps(tmp_path, grid, kind):
-    wanted, store = make(tmp_path, grid, seeds=(0, 1))
-    for place, point in enumerate(wanted.points[:-1]):  # one is missing
-        keep(store, point, 0.3 + place / 100, 0.5)
-    rows = sweep_report.leaderboard(wanted, store)
-    found = sweep_figures.along_axes(wanted, rows)
-    if kind == "none":
-        assert found is None
-    elif kind == "lines":
-        lines = [bars.lines[0] for bars in found.axes[0].containers]
-        assert [len(line.get_xdata()) for line in lines] == [3, 2]
-        (left, right), (low, high) = found.axes[0].get_xlim(), found.axes[0].get_ylim()
-        assert all(left < x < right for line in lines for x in line.get_xdata())
-        assert all(low < y < high for line in lines for y in line.get_ydata())
-    else:
-        assert sorted(text.get_text() for text in found.axes[0].texts).count("–") == 1
-        assert len(found.axes[0].texts) == 6
-
-
-def test_the_figure_has_a_name_for_each_combination(tmp_path):
-    wanted, store = make(tmp_path, RATES)
-    for place, point in enumerate(wanted.points):
-        keep(store, point, 0.3 + place / 10, 0.4 + place / 10, 0.5)
-    rows = sweep_report.leaderboard(wanted, store)
-    axes = sweep_figures.leaderboard(wanted, [("", rows)]).axes[0]
-    assert axes.get_title("left") == ""
-    assert [label.get_text() for label in axes.get_yticklabels()] == [row.point.name for row in rows]
-
-
-def test_young_cells_are_not_said_to_have_ten_evaluations(tmp_path):
-    wanted, store = make(tmp_path, RATES)
     for point in wanted.points:
-        keep(store, point, 0.3, 0.4, 0.5)
-    sweep_report.write(wanted, store)
-    rows = sweep_report.leaderboard(wanted, store)
-    for text in (
-        (store.folder / "leaderboard.md").read_text(),
-        (store.folder / "report.html").read_text(),
-        str(sweep_report.brief(wanted, rows)),
-        sweep_figures.leaderboard(wanted, [("", rows)]).axes[0].get_xlabel(),
-    ):
-        assert "its only evaluation" in text
-        assert not re.search(r"last (10|ten)", text)
-
-
-def test_rows_are_values(tmp_path):
-    wanted, _ = make(tmp_path, RATES)
-    empty = sweep_report.Row(wanted.points[0], {})
-    assert (empty.last10, empty.steps, empty.seconds) == (None, None, None)
-    assert dataclasses.replace(empty) == empty
-
-
-# --- several problems ----------------------------------------------------------------------------------
-
-SETTINGS = {"partition.setting": ["iid-iid", "dir-dir"], "method": ["feddure", "fedavg", "fedmatch"]}
-
-
-def two_boards(folder, **tree):
-    """FedDure first on one board, FedAvg first on the other."""
-    wanted, store = make(folder, SETTINGS, **tree)
-    for place, point in enumerate(wanted.points[:6]):
-        base = (0.7, 0.6, 0.5, 0.3, 0.4, 0.2)[place]
-        keep(store, point, base, base + 0.01 * (place + 1), base + 0.03)
-    return wanted, store
+        keep(store, point, 0.5, 0.6, 0.8)
+    _, text, _ = written(wanted, store)
+    assert "<b>" not in (store.folder / "report.html").read_text()
+    assert "\\<b>\\|bold\\|\\</b>" in text
 
 
 def test_each_problem_is_ranked_on_its_own(tmp_path):
-    wanted, store = two_boards(tmp_path)
-    sweep_report.write(wanted, store)
-    rows = table(store.folder / "leaderboard.csv")
+    wanted, store = make(tmp_path, SETTINGS)
+    for place, point in enumerate(wanted.points):
+        base = (0.7, 0.6, 0.5, 0.3, 0.4, 0.2)[place]
+        keep(store, point, base, base + 0.01 * (place + 1), base + 0.03)
+    rows, text, page = written(wanted, store)
     assert [(row["problem"], row["place"], row["method"]) for row in rows] == [
         ("IID-IID", "1", "feddure"),
         ("IID-IID", "2", "fedavg"),
@@ -243,131 +272,64 @@ def test_each_problem_is_ranked_on_its_own(tmp_path):
         ("DIR-DIR", "2", "feddure"),
         ("DIR-DIR", "3", "fedmatch"),
     ]
-    assert [row["partition.setting"] for row in rows] == ["iid-iid"] * 3 + ["dir-dir"] * 3
-    assert [row["from_best"] == "" for row in rows] == [True, False, False] * 2
-    expected = paired([0.3, 0.34, 0.33], [0.4, 0.45, 0.43])
+    expected = paired({0: 30, 1: 34, 2: 33}, {0: 40, 1: 45, 2: 43})
     found = [float(rows[4][name]) for name in ("from_best", "interval_low", "interval_high")]
-    assert found == pytest.approx([100 * value for value in expected], abs=1e-3)
-
-
-def test_pages_have_a_heading_a_verdict_and_a_table_for_each_problem(tmp_path):
-    wanted, store = two_boards(tmp_path)
-    sweep_report.write(wanted, store)
-    text = (store.folder / "leaderboard.md").read_text()
-    before, first, second = re.split(r"^## .*\n", text, flags=re.MULTILINE)
+    assert found == pytest.approx([expected.mean, expected.low, expected.high], abs=1e-3)
     assert re.findall(r"^## (.*)", text, flags=re.MULTILINE) == ["IID-IID", "DIR-DIR"]
-    assert before.strip() == "# rates"
-    assert first.strip().startswith("FedDure over FedAvg: +9.67 points")
-    assert second.strip().startswith("FedAvg over FedDure: +10.33 points")
-    assert "| 1 | FedAvg |" in second
-    assert "setting" not in text
-    for once in ("each board on its own because accuracies on different data cannot be compared", "Measured on"):
-        assert text.count(once) == 1
-    page = (store.folder / "report.html").read_text()
-    assert re.findall(r"<h3>(.*)</h3>", page) == ["IID-IID", "DIR-DIR"]
-    assert re.findall(r'class="lead"><strong>(.*):</strong> (\S+ over \S+):', page) == [
-        ("IID-IID", "FedDure over FedAvg"),
-        ("DIR-DIR", "FedAvg over FedDure"),
-    ]
-    assert re.findall(r"<dt>(.*?)</dt>", page) == ["best, IID-IID", "best, DIR-DIR", "cells measured"]
+    for found in (text, page):
+        for said in (f"FedDure over {FEDAVG}: +9.67", f"{FEDAVG} over FedDure: +10.33", "cannot be compared"):
+            assert said in found
     assert "6 combinations of 2 problems, 3 seeds" in page
 
 
 def test_a_case_in_the_title_is_still_in_the_csv(tmp_path):
     cases = [{"name": "few", "partition.labels_per_class": 1}, {"name": "many", "partition.labels_per_class": 5}]
-    wanted, store = make(tmp_path, {"method": ["feddure", "fedavg"]}, cases=cases, seeds=(0,))
-    for place, point in enumerate(wanted.points):
+    wanted, store = make(tmp_path, METHODS, cases=cases, seeds=(0,))
+    for place, point in enumerate(wanted.points[:2]):  # nothing of the other problem
         keep(store, point, 0.3 + place / 10)
-    sweep_report.write(wanted, store)
-    rows = table(store.folder / "leaderboard.csv")
-    assert [(row["problem"], row["case"], row["method"]) for row in rows] == [
-        ("few", "few", "fedavg"),
-        ("few", "few", "feddure"),
-        ("many", "many", "fedavg"),
-        ("many", "many", "feddure"),
+    rows, text, _ = written(wanted, store)
+    assert [(row["problem"], row["case"], row["method"], row["place"]) for row in rows] == [
+        ("few", "few", "fedavg", "1"),
+        ("few", "few", "feddure", "2"),
+        ("many", "many", "feddure", ""),
+        ("many", "many", "fedavg", ""),
     ]
-    assert "| case |" not in (store.folder / "leaderboard.md").read_text()
+    assert "| case |" not in text
+    assert "Nothing is measured yet." in text.partition("## many")[2]
 
 
-def test_a_problem_with_one_combination_compares_nothing(tmp_path):
-    cases = [
-        {"name": "FedDure", "method": "feddure"},
-        {"name": "FedAvg", "method": "fedavg"},
-        {"name": "FedAvg on more clients", "method": "fedavg", "partition.clients": 20},
-    ]
-    wanted, store = make(tmp_path, None, cases=cases, seeds=(0,))
-    for point in wanted.points:
-        keep(store, point, 0.5)
-    (_, both), (alone, rows) = sweep_report.rankings(wanted, store)
-    assert "FedDure over FedAvg" in sweep_report.verdict(both)
-    assert alone.title == "clients 20"
-    assert sweep_report.verdict(rows) == "FedAvg on more clients is the only combination."
+# --- figures -------------------------------------------------------------------------------------------
 
 
-def test_many_problems_have_no_card_each(tmp_path):
-    wanted, store = make(tmp_path, {"partition.gamma": [0.1, 0.2, 0.3, 0.4, 0.5], "rounds": [1, 2]}, seeds=(0,))
-    for point in wanted.points:
-        keep(store, point, 0.5)
-    sweep_report.write(wanted, store)
-    page = (store.folder / "report.html").read_text()
-    assert re.findall(r"<dt>(.*?)</dt>", page) == ["cells measured"]
-    assert page.count("<h3>") == 5
+@pytest.mark.parametrize(
+    ("grid", "panels"),
+    [
+        ({"method": ["fedavg", "feddure"]}, 0),
+        ({"method": ["fedavg", "feddure"], "rounds": [1, 2, 3]}, 1),
+        ({"optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2, 3]}, 1),
+        ({"partition.setting": ["iid-iid", "dir-dir"], "optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2]}, 2),
+        ({"optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2], "local_steps": [1, 2]}, 0),
+        ({"labelled_cutout": [True, False]}, 0),
+    ],
+)
+def test_numbers_are_drawn_as_lines_or_maps(tmp_path, grid, panels):
+    wanted, store = make(tmp_path, grid, seeds=(0, 1))
+    for place, point in enumerate(wanted.points[:-1]):  # one is missing
+        keep(store, point, 0.3 + place / 100, 0.5)
+    found = sweep_report.along_axes(wanted, sweep_report.leaderboards(wanted, store))
+    assert (len(found.axes) if found else 0) == panels
+    if found:
+        assert style.render(found, "png", 50)
+    if panels == 2:
+        assert sum(text.get_text() == "–" for axes in found.axes for text in axes.texts) == 1
 
 
-def test_a_problem_without_measurements_says_so(tmp_path):
-    wanted, store = make(tmp_path, SETTINGS)
-    keep(store, wanted.points[0], 0.5, 0.6, 0.7)
-    keep(store, wanted.points[1], 0.4, 0.5, None)
-    keep(store, wanted.points[2], 0.3, 0.4, 0.5)
-    sweep_report.write(wanted, store)
-    text = (store.folder / "leaderboard.md").read_text()
-    assert "Not measured: IID-IID: FedAvg, seed 2; DIR-DIR: FedDure, seed 0;" in text
-    unmeasured = text.partition("## DIR-DIR")[2]
-    assert unmeasured.strip().startswith("Nothing is measured yet.")
-    assert unmeasured.count("| not measured |") == 3
-    assert [row["place"] for row in table(store.folder / "leaderboard.csv")] == ["1", "2", "3", "", "", ""]
-    cards = re.findall(r"<dt>(.*?)</dt>", (store.folder / "report.html").read_text())
-    assert cards == ["best, IID-IID", "cells measured"]
-    figure = drawn(wanted, store)
-    assert [axes.get_title("left") for axes in figure.axes] == ["IID-IID"]
-
-
-def drawn(wanted, store):
-    ranked = sweep_report.rankings(wanted, store)
-    return sweep_figures.leaderboard(wanted, [(board.title, rows) for board, rows in ranked])
-
-
-def test_boards_are_drawn_below_one_another_on_one_scale(tmp_path):
-    wanted, store = two_boards(tmp_path)
-    upper, lower = drawn(wanted, store).axes
-    assert (upper.get_title("left"), lower.get_title("left")) == ("IID-IID", "DIR-DIR")
-    assert upper.get_position().y0 > lower.get_position().y1
-    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in (upper, lower)]
-    assert names == [["FedDure", "FedAvg", "FedMatch"], ["FedAvg", "FedDure", "FedMatch"]]
-    assert upper.get_xlim() == lower.get_xlim()
-    for axes in (upper, lower):
-        left, right = axes.get_xlim()
-        means = [bars.lines[0] for bars in axes.containers]
-        assert all(left < x < right for line in means for x in line.get_xdata())
-        assert [line.get_color() for line in means] == [style.BLUE, style.MUTED, style.MUTED]
-
-
-def test_a_figure_says_what_it_has_no_room_for(tmp_path):
+def test_the_figure_of_many_leaderboards_says_what_it_has_no_room_for(tmp_path):
     grid = {"partition.gamma": [place / 10 for place in range(1, 10)], "rounds": list(range(1, 9))}
     wanted, store = make(tmp_path, grid, seeds=(0,))
     for point in wanted.points:
         keep(store, point, 0.5)
-    figure = drawn(wanted, store)
-    assert {len(axes.get_yticks()) for axes in figure.axes} == {6}
+    figure = sweep_report.draw(sweep_report.leaderboards(wanted, store))
+    assert style.render(figure, "png", 50)
     assert len(figure.axes) == 8
-    assert figure.texts[0].get_text() == "One seed each (the best 6 of each, the first 8 of 9 boards)"
-
-
-def test_maps_have_a_best_for_each_problem(tmp_path):
-    grid = {"partition.setting": ["iid-iid", "dir-dir"], "optimizer.learning_rate": [1.0, 0.1], "rounds": [1, 2]}
-    wanted, store = make(tmp_path, grid, seeds=(0,))
-    for place, point in enumerate(wanted.points):
-        keep(store, point, (0.71, 0.72, 0.73, 0.74, 0.34, 0.33, 0.32, 0.31)[place])
-    figure = sweep_figures.along_axes(wanted, sweep_report.leaderboard(wanted, store))
-    bold = [[text.get_text() for text in axes.texts if text.get_weight() == "bold"] for axes in figure.axes]
-    assert bold == [["74.0"], ["34.0"]]
+    assert "the best 6 of each, the first 8 of 9 leaderboards" in figure.get_suptitle()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from feddure.config import load
 from feddure.tracking.records import Run
-from feddure.tracking.summary import changed, differences, duration, labels, over_seeds, percent, spoken, summarise
+from feddure.tracking.summary import changed, differences, duration, labels, percent, spoken, summarise
 
 
 def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
@@ -121,19 +121,6 @@ def test_labels_are_never_equal():
     assert labels(same, ["morning", "evening"]) == ["FedAvg (morning)", "FedAvg (evening)"]
     assert labels(same, ["x", "x"]) == ["FedAvg (run 1)", "FedAvg (run 2)"]
     assert labels(same) == ["FedAvg (run 1)", "FedAvg (run 2)"]
-
-
-def test_seeds_are_grouped_where_nothing_else_differs():
-    runs = [run([0.4], seed=0), run([0.6], seed=1), run([0.5], seed=0, method="feddure")]
-    (found,) = over_seeds(runs)
-    assert (found.label, found.seeds) == ("FedAvg", (0, 1))
-    assert found.last[0] == pytest.approx(0.5)
-    assert found.last[1] == pytest.approx(0.1 * 2**0.5)
-
-
-def test_a_repeat_of_the_same_seed_or_an_unfinished_run_is_no_sample():
-    assert over_seeds([run([0.4], seed=0), run([0.6], seed=0)]) == []
-    assert over_seeds([run([0.4], seed=0), run([0.4, 0.6], seed=1)]) == []
 
 
 @pytest.mark.parametrize(

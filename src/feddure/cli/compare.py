@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from feddure.cli import tables
 from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients, names, numbers
 from feddure.errors import ConfigError
 
@@ -104,17 +102,15 @@ def compare(
 
 def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     from feddure.studies import compare as study
-    from feddure.studies import compare_tables
     from feddure.tracking.summary import duration
 
     plan, experiment = found.plan, found.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
-    explained = compare_tables.explain_methods(found.rows, plan.against, found.failed)
-    tables = [_table(title, compare_tables.method_cells(found.rows, found.failed), explained, 1)]
-    if found.pairs:
-        explained = compare_tables.explain_pairs(plan, plan.against)
-        tables.append(_table(f"against {plan.against}", compare_tables.pair_cells(found.pairs), explained))
-    for table in tables:
+    view = found.view
+    shown = [tables.table(title, view.methods(), view.about_methods(), numbers_from=1)]
+    if len(view.pairs()):
+        shown.append(tables.table(f"against {plan.against}", view.pairs(), view.about_pairs()))
+    for table in shown:
         Console().print("", table)
     # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(soft_wrap=True, markup=False, highlight=False)
@@ -125,23 +121,6 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     if len(plan.seeds) == 1:
         further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
         console.print(f"seeds   add some: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
-
-
-def _table(title: str, content: tuple[list[str], list[list[str]]], caption: str, numbers_from: int = 99) -> Table:
-    columns, rows = content
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        caption=escape(caption),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
 
 
 def _expect_no_run_options(sets: list[str]) -> None:

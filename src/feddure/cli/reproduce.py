@@ -14,7 +14,7 @@ from feddure.cli import grids
 from feddure.cli.grids import DryRun, Merge, Processes, Ray, Together
 from feddure.cli.options import DataDir, Sets, names, numbers
 from feddure.cli.theory import theory_progress
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Cell, Store
@@ -32,6 +32,7 @@ class What(StrEnum):
     partitions = "partitions"
     theory = "theory"
     claims = "claims"
+    tables = "tables"
     all = "all"
 
 
@@ -48,6 +49,10 @@ _TRAINS_NOTHING = {
     What.claims: (
         {"out", "merge"},
         "claims measures nothing: it judges what the other studies have measured into --out and --merge",
+    ),
+    What.tables: (
+        {"out", "merge"},
+        "tables trains nothing: it makes tables, charts and claims of what is measured in --out and --merge",
     ),
 }
 
@@ -97,16 +102,17 @@ def reproduce(
     feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
     feddure reproduce gamma --ray auto                        # on a Ray cluster
     feddure reproduce claims --merge from-machine-a --merge from-machine-b
+    feddure reproduce tables --out results/reproduction       # all files anew from the measured cells alone
     ```
     """
     from feddure import config
     from feddure import methods as known_methods
     from feddure.studies import sweep
     from feddure.studies.grid.store import Merged, Store
-    from feddure.studies.paper import plan as reproduce
+    from feddure.studies.paper import plan
 
     _check_options(what, context)
-    request = reproduce.Request(
+    request = plan.Request(
         preset=preset,
         datasets=names("--datasets", datasets),
         settings=names("--settings", settings),
@@ -115,12 +121,12 @@ def reproduce(
         rounds=rounds,
         changes=config.parse_sets(sets or ()),
     )
-    reproduce.check_names("--settings", request.settings, reproduce.SETTINGS)
-    reproduce.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)
+    plan.check_names("--settings", request.settings, plan.SETTINGS)
+    plan.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)
     for option in ("datasets", "settings", "methods", "seeds"):
-        reproduce.check_once(f"--{option}", getattr(request, option))
-    studies = [name for name in reproduce.STUDIES if what in (name, "all")]
-    cells = [cell for name in studies for cell in reproduce.cells(name, request)]
+        plan.check_once(f"--{option}", getattr(request, option))
+    studies = [name for name in plan.STUDIES if what in (name, "all")]
+    cells = [cell for name in studies for cell in plan.cells(name, request)]
     sweep.expect_no_sweep(out)
     grids.check_merge(merge)
     grids.check_places(ray, processes)
@@ -134,8 +140,13 @@ def reproduce(
             grids.show_estimate(cells, merged, together, ray, processes)
         return
     grids.merge_all(merge, store)
-    failed = grids.measure(cells, store, data_dir, together, ray, processes)
-    _write(what, studies, cells, store, request.datasets, data_dir, grids.reasons(failed))
+    if what == "tables":
+        cells, failed = plan.begun(store), None
+        if not cells:
+            raise RunError(f"{out}: nothing of the paper is measured there; start with: feddure reproduce table1")
+    else:
+        failed = grids.measure(cells, store, data_dir, together, ray, processes)
+    _report(what, cells, store, request.datasets, data_dir, grids.reasons(failed))
     grids.end_if_failed(failed)
 
 
@@ -153,9 +164,8 @@ def _check_options(what: What, context: typer.Context) -> None:
             raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
 
 
-def _write(
+def _report(
     what: What,
-    studies: "list[str]",
     cells: "list[Cell]",
     store: "Store",
     datasets: Sequence[str],
@@ -163,28 +173,31 @@ def _write(
     failed: Mapping[str, str],
 ) -> None:
     """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
-    from feddure.studies.paper import claims_report as reproduce_claims_report
-    from feddure.studies.paper import report as reproduce_report
+    from feddure import data
+    from feddure.studies.paper import plan, report
 
     console = Console(highlight=False)
     written: list[Path] = []
     if cells:
         store.tabulate(cells)
-    for name in studies:
-        own = [cell for cell in cells if cell.study == name]
-        written += reproduce_report.write(name, own, store, store.folder, failed)[-1:]
-        for part in reproduce_report.show(name, own, store, failed):
+    for study, preset in dict.fromkeys((cell.study, cell.preset) for cell in cells):
+        own = [cell for cell in cells if (cell.study, cell.preset) == (study, preset)]
+        found = report.results(own, store, failed)
+        written.append(report.write(found, plan.stem(own), store.folder))
+        for part in report.show(found):
             console.print(part)
     if what in ("partitions", "all"):
-        written += reproduce_report.write_partitions(store.folder, datasets or ("cifar10",), data_dir)[-1:]
+        for name in datasets or ("cifar10",):
+            written.append(report.write_partitions(store.folder, data.load(name, data_dir, progress=True)))
     if what in ("theory", "all"):
         with theory_progress() as progress:
-            written += reproduce_report.write_theory(store.folder, progress)[-1:]
-    if what in ("claims", "all"):
-        written += reproduce_claims_report.write_claims(store.folder, store)
-        for part in reproduce_claims_report.show_claims(reproduce_claims_report.all_claims(store, store.folder)):
+            written.append(report.write_theory(store.folder, progress))
+    if what in ("claims", "tables", "all"):
+        claims = report.all_claims(store)
+        written.append(report.write_claims(claims, store.folder))
+        for part in report.show_claims(claims):
             console.print(part)
-    for path in dict.fromkeys(written):
+    for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 

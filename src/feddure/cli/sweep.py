@@ -12,6 +12,7 @@ from rich.table import Table
 
 from feddure.cli import grids
 from feddure.cli.options import DataDir
+from feddure.cli.tables import table
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Store
@@ -98,49 +99,31 @@ def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = 
 def _show(wanted: "Sweep", store: "Store") -> None:
     from feddure.studies import sweep_report
 
-    ranked = sweep_report.rankings(wanted, store)
-    every = sweep_report.every_row(ranked)
-    explanation = sweep_report.explanation(wanted, every)
+    leaderboards = sweep_report.leaderboards(wanted, store)
+    explanation = sweep_report.explanation(wanted, leaderboards)
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    if len(ranked) == 1:
-        Console().print("", _table(wanted.name, *sweep_report.brief(wanted, every), caption=explanation))
-        console.print(f"\n{sweep_report.verdict(every)}")
-    else:
-        for board, rows in ranked:
-            Console().print("", _table(f"{wanted.name}: {board.title}", *sweep_report.brief(board.sweep, rows)))
-            console.print(sweep_report.verdict(rows))
+    several = len(leaderboards) > 1
+    for leaderboard in leaderboards:
+        title = f"{wanted.name}: {leaderboard.title}" if several else wanted.name
+        caption = None if several else explanation
+        Console().print("", table(title, leaderboard.table(brief=True), caption, numbers_from=2, wrapped="combination"))
+        console.print(leaderboard.verdict() if several else f"\n{leaderboard.verdict()}")
+    if several:
         Console(highlight=False, markup=False).print(f"\n{explanation}", style="dim italic")
-    absent = sum(len(row.absent) for row in every)
+    absent = sum(len(row.runs) - len(row.measured) for leaderboard in leaderboards for row in leaderboard.rows)
     if absent:
         console.print(f"{absent} cells are not measured; the order may change when they are")
     console.print()
 
 
-def _table(title: str, columns: list[str], lines: list[list[str]], caption: str | None = None) -> Table:
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        caption=caption and escape(caption),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for place, name in enumerate(columns):
-        words = name == "combination"
-        table.add_column(escape(name), justify="left" if words or not place else "right", no_wrap=not words)
-    for line in lines:
-        table.add_row(*map(escape, line))
-    return table
-
-
 def _show_plan(wanted: "Sweep", store: "Store") -> None:
-    table = Table("combination", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    listed = Table("combination", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("seeds", "measured"):
-        table.add_column(name, justify="right", no_wrap=True)
+        listed.add_column(name, justify="right", no_wrap=True)
     for point in wanted.points[:_MOST_LINES]:
         measured = sum(store.has(cell) for cell in point.cells)
-        table.add_row(escape(point.name), str(len(point.cells)), str(measured))
+        listed.add_row(escape(point.name), str(len(point.cells)), str(measured))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(listed)
     if len(wanted.points) > _MOST_LINES:
         console.print(f"and {len(wanted.points) - _MOST_LINES} combinations more")

@@ -5,18 +5,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from feddure.errors import ConfigError
-
-if TYPE_CHECKING:
-    from feddure.studies.theory.measure import Study
 
 
 def theory(
@@ -57,7 +55,9 @@ def theory(
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
-        _show(measured, [*report["notes"], *report["meaning"]], [out / name for name in theory_report.FILES])
+        _show(report)
+        for name in theory_report.FILES:
+            print(f"wrote {out / name}")
 
 
 @contextmanager
@@ -81,26 +81,19 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _show(measured: "Study", remarks: list[str], files: list[Path]) -> None:
-    from feddure.studies.theory.findings import findings
-    from feddure.studies.theory.report import slope
+def _show(report: "dict[str, Any]") -> None:
+    from feddure.studies.theory.report import Fit
 
     console = Console(highlight=False)
-    table = Table(
-        "theorem, quantity",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_lines=True,
-        caption=f"slopes of logarithms against T or t, 64 to {measured.largest}, ± standard error",
-    )
+    console.print(Text("\nslopes of logarithms against T or t, ± standard error", "dim"))
+    table = Table("theorem, quantity", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
     table.add_column("slope", no_wrap=True)
     table.add_column("control", no_wrap=True)
     table.add_column("verdict")
-    for found in findings(measured):
-        control = f"{slope(found.control_fit)}\n{found.control}"
-        table.add_row(f"{found.theorem}  {found.quantity}", slope(found.fit), control, found.verdict)
+    for found in report["findings"]:
+        slope, control = Fit(**found["fit"]), Fit(**found["control_fit"])
+        name = f"{found['theorem']}  {found['quantity']}"
+        table.add_row(name, str(slope), f"{control}\n{found['control']}", found["verdict"])
     console.print(table)
-    for remark in remarks:
+    for remark in (*report["notes"], *report["meaning"]):
         console.print(f"• {remark}", markup=False)
-    for file in files:
-        console.print(f"wrote {file}", markup=False, soft_wrap=True)

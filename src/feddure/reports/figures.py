@@ -1,12 +1,11 @@
 """The figures of a report, drawn from plain records.
 
-Functions that compare take `runs`, a mapping from a run's label to its records; a run's place in it is its
-colour in every figure. An averaged model (server.ema) is dashed.
+A line is a run with its name and its format, the same in every figure. Few clients take part in a round, so that
+rounds are noisy: faint lines are single rounds, strong ones running means. Shares are drawn in per cent.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,335 +13,346 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.partition import Partition
-from feddure.reports import partition_figure as bubbles
 from feddure.reports import style
+from feddure.reports.diagnostics import LAST_ROUNDS, class_names, known_mean, per_class, running_mean, trace
+from feddure.reports.style import LineStyle
 from feddure.tracking.records import Record
-from feddure.tracking.summary import evaluations
+from feddure.tracking.summary import NOTHING, evaluations
 
-Runs = Mapping[str, Sequence[Record]]
+WIDE, HALF = 9.6, 4.7
+"""Inches: a whole row of the report, and half of one."""
 
-MOST_LABELS = 12
-"""Runs named at the ends of their curves; more are named in a legend below."""
-
-_WIDE, _HALF = 9.6, 4.7  # inches: a whole row of the report, and half of one
-_MARKERS = "os^Dv"
 _LONGEST_LABEL, _LONGEST_CLASS = 40, 18
-_STEPS = tuple(step * 10**power for power in range(8) for step in (1, 2, 5))
-_TICKS = [1, 2, 2.5, 5, 10]
+_MOST_NAMES = 40  # classes that are all named
 _MOST_NUMBERS = 20  # classes whose confusion is also written out
-_LINE = 0.17  # inches between two lines of small text
-_CONFUSION_TITLE = 4.1  # inches of that figure's title
-_CLEAR_OF_DOTS = 7.0  # points between class names and the axis, where half a dot may lie
-
-# matplotlib writes a bubble as eight curves from its top through its bottom.
-_CIRCLE = re.compile(
-    r'<path d="M (?P<x>\S+) (?P<top>\S+) \n(?:C [-\d. ]+\n){3}C (?:\S+ ){4}(?P=x) (?P<bottom>\S+) \n'
-    r'(?:C [-\d. ]+\n){4}z\n"(?= style=)'
-)
+_MOST_CELLS = 50  # of a heat map over the rounds
+_TICKS = [1, 2, 2.5, 5, 10]
 
 
-def look(place: int) -> dict[str, Any]:
-    """Colour and marker of the run in this place; beyond the palette colours repeat with another marker."""
-    again, colour = divmod(place, len(style.PALETTE))
-    return {"color": style.PALETTE[colour], "marker": _MARKERS[again % len(_MARKERS)]}
+class Line(NamedTuple):
+    """A run in the figures."""
+
+    label: str
+    metrics: Sequence[Record]
+    fmt: LineStyle
 
 
-def svg(figure: Figure) -> str:
-    """The figure as SVG, a fraction of matplotlib's size: no invisible digits, and circles as circles."""
-    text = style.render(figure, "svg").decode()
-    text = re.sub(r'(?<= d=")[^"]+', _shorter, text[text.index("<svg") :])
-    return _CIRCLE.sub(_circle, text)
+class Curve(NamedTuple):
+    """Values by round, perhaps those of the averaged model too, and a band around them."""
+
+    label: str
+    fmt: LineStyle
+    points: Sequence[tuple[int, float]]
+    averaged: Sequence[tuple[int, float]] = ()
+    band: Sequence[tuple[float, float]] = ()
 
 
-def accuracy(runs: Runs) -> Figure:
+def accuracy(lines: Sequence[Line]) -> Figure:
     """Test accuracy against rounds."""
-    with style.applied():
-        canvas, axes = _curves(runs, "accuracy", "Test accuracy", height=3.9)
-        axes.yaxis.set_major_formatter(style.PercentTicks())
-        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
-        return canvas
+    return curves(_evaluated(lines, "accuracy", 100), "Test accuracy, %")
 
 
-def loss(runs: Runs) -> Figure:
+def loss(lines: Sequence[Line]) -> Figure:
     """Test loss against rounds."""
-    with style.applied():
-        return _curves(runs, "loss", "Test loss (mean cross entropy)", height=3.2)[0]
+    return curves(_evaluated(lines, "loss"), "Test loss (mean cross entropy)", height=3.2)
 
 
-def per_class(runs: Runs, classes: Sequence[str]) -> Figure:
-    """Accuracy of each class at the last evaluation: bars for one run, dots in their colours for several."""
-    found = {label: evaluations(metrics, "per_class") for label, metrics in runs.items()}
-    classes = [_short(name, _LONGEST_CLASS) for name in classes]
-    several = len(runs) > 1
-    width, row = (_WIDE, 0.27) if several else (_HALF, 0.42)
-    legend = _legend_height(runs) if several else 0.0
-    left, height = 0.35 + 0.075 * max(map(len, classes)), row * len(classes)
+def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1) -> list[Curve]:
+    def points(line: Line, model: str) -> list[tuple[int, float]]:
+        return [(number, scale * value) for number, value in evaluations(line.metrics, quantity, model)]
+
+    return [Curve(line.label, line.fmt, points(line, "test"), points(line, "test_ema")) for line in lines]
+
+
+def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
+    """One line each with its evaluations as points; an averaged model is a line of dots."""
+    found = [curve for curve in found if curve.points]
     with style.applied():
-        canvas = style.new_figure(width, 0.85 + height + legend)
-        axes = style.inches(canvas, left, 0.35 + legend, width - left - 0.45, height)
-        rows = np.arange(len(classes))
-        for place, (label, values) in enumerate(found.items()):
-            if values and several:
-                name = _short(label, _LONGEST_LABEL)
-                axes.plot(
-                    values[-1][1],
-                    rows,
-                    linestyle="",
-                    markersize=6.5,
-                    label=name,
-                    clip_on=False,
-                    **look(place),
-                )
-            elif values:
-                _class_bars(axes, rows, values[-1][1])
-        axes.set_yticks(rows, classes)
-        axes.set_ylim(len(classes) - 0.5, -0.5)
-        axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(style.PercentTicks())
-        axes.tick_params(axis="y", length=0, pad=_CLEAR_OF_DOTS)
-        axes.grid(visible=several, axis="y")
-        _title(canvas, "Accuracy of each class, last evaluation")
-        if several:
-            _legend_below(axes, drop=0.4 / height)
+        canvas = style.new_figure(WIDE, height + 0.06 * len(found))
+        axes = canvas.add_subplot()
+        for curve in found:
+            rounds, values = zip(*curve.points, strict=True)
+            often = max(1, len(rounds) // 40)
+            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, **curve.fmt)
+            if curve.averaged:
+                axes.plot(*zip(*curve.averaged, strict=True), ":", color=curve.fmt["color"])
+            if curve.band:
+                low, high = zip(*curve.band, strict=True)
+                axes.fill_between(rounds, low, high, color=curve.fmt["color"], alpha=0.15, linewidth=0)
+        _rounds(axes, ticks=10)
+        axes.set_title(title + (", dotted: averaged model" if any(curve.averaged for curve in found) else ""))
+        if len(found) > 1:
+            style.legend(canvas, *_names(found))
         return canvas
 
 
-def class_history(metrics: Sequence[Record], classes: Sequence[str]) -> Figure:
-    """Accuracy of each class at every evaluation of one run, as a heat map."""
-    found = evaluations(metrics, "per_class")
-    rounds, values = [number for number, _ in found], np.array([row for _, row in found]).T
-    classes = [_short(name, _LONGEST_CLASS) for name in classes]
+def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float]]], classes: Sequence[str]) -> Figure:
+    """Shares of each class: bars for one run, dots for several; a panel has a value a run and class."""
+    rows = np.arange(len(classes))
+    several = len(lines) > 1
     with style.applied():
-        left = 0.3 + 0.075 * max(map(len, classes))
-        height = 0.22 * len(classes)
-        canvas = style.new_figure(_WIDE, height + 0.95)
-        axes = style.inches(canvas, left, 0.45, _WIDE - left - 0.85, height)
-        shown = axes.imshow(
-            values, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=1, rasterized=True
-        )
-        places = _round_numbers(rounds)
-        axes.set_xticks(places, [str(rounds[place]) for place in places])
-        axes.set_yticks(range(len(classes)), classes)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.grid(False)
-        axes.set_xlabel("round")
-        _title(canvas, "Accuracy of each class over the rounds")
-        bar = axes.inset_axes((1.012, 0.0, 0.014, 1.0))
-        canvas.colorbar(shown, cax=bar, format=style.PercentTicks()).outline.set_visible(False)
-        bar.grid(False)
+        width = WIDE if several or len(panels) > 1 else HALF
+        canvas = style.new_figure(width, 0.9 + _row(classes) * len(classes) + 0.06 * several * len(lines))
+        axes: Axes | None = None
+        for place, (title, values) in enumerate(panels.items(), 1):
+            axes = canvas.add_subplot(1, len(panels), place, sharey=axes)
+            for line, shares in zip(lines, values, strict=True):
+                scaled = 100 * np.array(shares, dtype=float)
+                if several and len(scaled):
+                    axes.plot(scaled, rows, clip_on=False, **line.fmt | {"linestyle": "", "markersize": 6.5})
+                elif len(scaled):
+                    bars = axes.barh(rows, scaled, height=0.62, color=style.BLUE)
+                    if len(classes) <= _MOST_NAMES:
+                        axes.bar_label(bars, fmt="%.0f", padding=3, size=8, color=style.MUTED)
+            axes.set_xlim(0, 100)
+            axes.set_title(title)
+            axes.grid(visible=several, axis="y")
+            _name_classes(axes, classes)
+        if several:
+            style.legend(canvas, *_names(lines))
+        return canvas
+
+
+def over_rounds(rounds: Sequence[int], panels: Mapping[str, np.ndarray], classes: Sequence[str], last: int) -> Figure:
+    """Shares of each class as heat maps over the rounds, and beside them the mean of the last ones in per cent.
+
+    A panel is [rounds, classes]; a few rounds go to a cell, grey is none seen.
+    """
+    with style.applied():
+        canvas = style.new_figure(WIDE, 0.9 + _row(classes) * len(classes))
+        axes: Axes | None = None
+        for place, (title, values) in enumerate(panels.items(), 1):
+            axes = style.bare(canvas.add_subplot(1, len(panels), place, sharey=axes))
+            size = -(-len(values) // _MOST_CELLS)
+            cells = np.array([known_mean(values[start : start + size]) for start in range(0, len(values), size)]).T
+            each = (rounds[-1] - rounds[0]) / max(1, len(rounds) - 1) or 1
+            extent = (rounds[0] - each / 2, rounds[0] + each * (size * cells.shape[1] - 0.5), len(cells) - 0.5, -0.5)
+            formats: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
+            shown = axes.imshow(100 * cells, vmin=0, vmax=100, extent=extent, cmap="viridis", **formats)
+            axes.set_facecolor(style.GRID)
+            axes.xaxis.set_major_locator(MaxNLocator(8, steps=_TICKS, integer=True))
+            axes.set_xlabel("round")
+            axes.set_title(title)
+            _name_classes(axes, classes)
+            if len(classes) <= _MOST_NAMES:
+                for row, value in enumerate(known_mean(values[-last:])):
+                    text = f"{100 * value:.0f}" if np.isfinite(value) else NOTHING
+                    where: Any = ("axes fraction", "data")
+                    axes.annotate(text, (1.01, row), xycoords=where, va="center", size=8, color=style.MUTED)
+        canvas.colorbar(shown, ax=canvas.axes, label="%", fraction=0.03, pad=0.02).outline.set_visible(False)
         return canvas
 
 
 def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:
     """Where the images of each class end up: shares of a row, with the true class on the left."""
     table = np.array(counts, dtype=float)
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    classes = [_short(name, _LONGEST_CLASS) for name in classes]
-    cell = min(0.7, max(0.36, 3.6 / len(classes))) if len(classes) <= _MOST_NUMBERS else 7.0 / len(classes)
+    shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    many = len(classes) > _MOST_NUMBERS
     with style.applied():
-        name = 0.3 + 0.075 * max(map(len, classes))
-        side = cell * len(classes)
-        canvas = style.new_figure(max(name + side, _CONFUSION_TITLE) + 0.2, 0.45 + side + name - 0.1)
-        axes = style.inches(canvas, name, name - 0.1, side, side)
+        side = 7.5 if many else 1.3 + max(3.2, 0.38 * len(classes))
+        canvas = style.new_figure(side, side + 0.3)
+        axes = style.bare(canvas.add_subplot())
         axes.pcolormesh(
-            shares, cmap="Blues", vmin=0, vmax=1, edgecolor="white", linewidth=1.0 if cell > 0.2 else 0
-        ).set_rasterized(len(classes) > _MOST_NUMBERS)
-        places = _thinned(len(classes), 40)
-        names = [classes[place] for place in places]
+            shares, cmap="Blues", vmin=0, vmax=100, edgecolor="white", linewidth=0 if many else 1, rasterized=many
+        )
+        places = style.thinned(len(classes), _MOST_NAMES)
+        names = [style.short(classes[place], _LONGEST_CLASS) for place in places]
         axes.set_yticks([place + 0.5 for place in places], names)
         axes.set_xticks([place + 0.5 for place in places], names, rotation=90)
         axes.set_ylim(len(classes), 0)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.grid(False)
-        if len(classes) <= _MOST_NUMBERS:
-            _write_shares(axes, shares)
-        _title(canvas, "True class (row) and prediction (column), % of row")
+        if not many:
+            write_values(axes, shares, "{:.0f}")
+        canvas.suptitle("True class (row), prediction (column), % of row", x=0.01, ha="left", size=10)
         return canvas
 
 
-def training(runs: Runs) -> Figure | None:
+def write_values(axes: Axes, values: np.ndarray, form: str, bold: Any = (), middle: float = 55) -> None:
+    """The values of a map's cells, white where they are above `middle`; zeros are left out, NaN is a dash."""
+    for row, column in np.ndindex(values.shape):
+        value = values[row, column]
+        text = NOTHING if np.isnan(value) else form.format(value)
+        if text.strip("0."):
+            colour = "white" if value > middle else style.INK
+            weight = "bold" if (row, column) in bold else "normal"
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=8, color=colour, weight=weight)
+
+
+def training(lines: Sequence[Line], leave_out: Sequence[str] = ()) -> Figure | None:
     """Every quantity that the methods recorded while training, each in a small panel; None without any."""
-    names = dict.fromkeys(name for metrics in runs.values() for record in metrics for name in record.get("train", {}))
-    found = {name: {label: _recorded(metrics, name) for label, metrics in runs.items()} for name in names}
-    found = {name: curves for name, curves in found.items() if any(len(rounds) for rounds, _ in curves.values())}
+    recorded = {
+        name: [_recorded(line.metrics, name) for line in lines]
+        for name in dict.fromkeys(name for line in lines for record in line.metrics for name in record.get("train", {}))
+        if name not in leave_out
+    }
+    found = {name: each for name, each in recorded.items() if any(len(rounds) for rounds, _ in each)}
     if not found:
         return None
-    columns, height = min(3, len(found)), 2.15
-    width = _WIDE / columns
+    columns = min(3, len(found))
     rows = -(-len(found) // columns)
-    legend = _legend_height(runs) + 0.1 if len(runs) > 1 else 0.0
     with style.applied():
-        canvas = style.new_figure(_WIDE, rows * height + legend)
-        for index, (name, curves) in enumerate(found.items()):
-            row, column = divmod(index, columns)
-            bottom = (rows - 1 - row) * height + 0.45 + legend
-            axes = style.inches(canvas, column * width + 0.6, bottom, width - 0.8, height - 0.8)
-            for place, (rounds, values) in enumerate(curves.values()):
-                colour = look(place)["color"]
-                axes.plot(rounds, values, color=colour, linewidth=0.7, alpha=0.35)
-                axes.plot(rounds, _smooth(values), color=colour, linewidth=1.5)
-            axes.set_title(name.replace("_", " "))
+        canvas = style.new_figure(WIDE, 2.1 * rows + 0.06 * len(lines))
+        for place, (name, each) in enumerate(found.items(), 1):
+            axes = canvas.add_subplot(rows, columns, place)
+            for line, (rounds, values) in zip(lines, each, strict=True):
+                _noisy(axes, rounds, values, line.fmt["color"], linestyle=line.fmt.get("linestyle", "-"))
+            axes.set_title(style.short(name.replace("_", " "), _LONGEST_LABEL))
             axes.yaxis.set_major_locator(MaxNLocator(4, steps=_TICKS))
-            axes.xaxis.set_major_locator(MaxNLocator(4, steps=_TICKS, integer=True))
-            if index + columns >= len(found):
-                axes.set_xlabel("round")
-        if legend:
-            lines = [Line2D([], [], color=look(place)["color"]) for place in range(len(runs))]
-            shown = [_short(label, _LONGEST_LABEL) for label in runs]
-            canvas.legend(
-                lines,
-                shown,
-                loc="lower left",
-                bbox_to_anchor=(0.6 / _WIDE, 0),
-                ncols=3,
-                labelspacing=0.35,
-                borderpad=0,
-            )
+            _rounds(axes, ticks=4)
+        if len(lines) > 1:
+            style.legend(canvas, *_names(lines, marker=""))
         return canvas
 
 
-def ownership(partition: Record, dataset: str) -> Figure:
-    """The picture of a partition from its counts, as `feddure partition --plot` draws it from the images."""
-    classes = tuple(partition["classes"])
-    kinds = [np.array(partition[kind], dtype=np.int64) for kind in ("labelled", "unlabelled")]
-    unknown = partition.get("unknown") or [0] * len(kinds[1])
-    columns = [np.column_stack([kinds[0], np.zeros_like(unknown)]), np.column_stack([kinds[1], unknown])]
-    # The picture reads nothing of an image but its class, so numbering images that fit the counts is enough.
-    names = [*range(len(classes)), UNKNOWN]
-    labels = [np.repeat(names, row) for counts in columns for row in counts]
-    ends = np.cumsum([len(part) for part in labels])[:-1]
-    owned = np.split(np.arange(sum(map(len, labels))), ends)
-    clients = len(kinds[0])
-    nothing = np.empty((0, 1, 1, 1), dtype=np.uint8)
-    return bubbles.figure(
-        Partition(tuple(owned[:clients]), tuple(owned[clients:]), partition["parameters"]),
-        Dataset(
-            dataset,
-            images=nothing,
-            labels=np.concatenate(labels),
-            test_images=nothing,
-            test_labels=np.empty(0, dtype=np.int64),
-            classes=classes,
-            mean=(0.0,),
-            std=(1.0,),
-            sites=tuple(partition.get("sites") or map(str, range(clients))),
-        ),
-    )
+# --- pseudo labels -----------------------------------------------------------------------------------------
+class Chart(NamedTuple):
+    """A figure of pseudo labels, what its quantity is, and how to read it."""
+
+    figure: Figure
+    quantity: str
+    title: str
+    reading: str
 
 
-def apart(places: Sequence[float], gap: float) -> list[float]:
-    """The sorted places, moved as little as need be so that neighbours keep the gap."""
-    # Places that are too close form a group, evenly spaced around the mean of where they wanted to be.
-    groups: list[list[float]] = []
-    for place in places:
-        groups.append([place])
-        while len(groups) > 1 and _lowest(groups[-1], gap) < _lowest(groups[-2], gap) + gap * len(groups[-2]):
-            last = groups.pop()
-            groups[-1] += last
-    return [_lowest(group, gap) + gap * index for group in groups for index in range(len(group))]
+class _Plot(NamedTuple):
+    """Quantities of a trace in one figure, each with its name in the legend; several runs have the solid line alone."""
+
+    title: str
+    reading: str
+    solid: tuple[str, str]
+    dashed: tuple[str, str] = ("", "")
+    dotted: tuple[str, str] = ("", "")
+    band: tuple[str, str, str] = ("", "", "")
+    shows: tuple[float, ...] = ()  # values that the axis includes in any case
+    scale: float = 1
 
 
-def _curves(runs: Runs, quantity: str, title: str, height: float) -> tuple[Figure, Axes]:
-    """One line a run with its evaluations as points, named at its end."""
-    inside = 1 < len(runs) <= MOST_LABELS
-    below = _legend_height(runs) + 0.1 if len(runs) > MOST_LABELS else 0.0
-    averaged = any(evaluations(metrics, quantity, "test_ema") for metrics in runs.values())
-    names = {label: _short(label, _LONGEST_LABEL) for label in runs}
-    right = 0.4 + 0.066 * max(map(len, names.values())) if inside else 0.3
-    canvas = style.new_figure(_WIDE, height + below)
-    axes = style.inches(canvas, 0.6, 0.45 + below, _WIDE - 0.6 - right, height - 0.95)
-    ends = []
-    for place, (label, metrics) in enumerate(runs.items()):
-        for model, line in (("test", "-"), ("test_ema", "--")):
-            points = evaluations(metrics, quantity, model)
-            if points:
-                shown = look(place) | ({} if model == "test" and len(points) <= 80 else {"marker": ""})
-                name = names[label] if model == "test" else "_"
-                axes.plot(*zip(*points, strict=True), line, markersize=4, label=name, clip_on=False, **shown)
-                if model == "test":
-                    ends.append((place, names[label], points[-1]))
-    axes.xaxis.set_major_locator(MaxNLocator(10, steps=_TICKS, integer=True))
-    axes.set_xlim(0, max((last_round for *_, (last_round, _) in ends), default=1))
-    axes.set_xlabel("round")
-    _title(canvas, title + (", dashed: averaged model" if averaged else ""))
-    if inside:
-        _name_ends(axes, ends, gap=_LINE / (height - 0.95))
-    elif below:
-        _legend_below(axes, drop=0.55 / (height - 0.95))
-    return canvas, axes
+_PLOTS = (
+    _Plot(
+        "Reward d of C-reg",
+        "By Eq. 3 it is above 0 where C-reg's step on pseudo labels lowered its loss on labels; it then adds to "
+        "the weight of all pseudo labels. Below a dotted line the model's step is gradient ascent.",
+        solid=("d_mean", "mean"),
+        dotted=("ascent_below", "ascent below"),
+        band=("d_lowest", "d_highest", "lowest to highest"),
+        shows=(0.0,),
+    ),
+    _Plot(
+        "Weights m of pseudo labels",
+        "A narrow band means that pseudo labels count alike; without a band the weights are 0 or 1, "
+        "and the mean is the share that counts.",
+        solid=("weight_mean", "mean"),
+        dashed=("weight_p50", "median"),
+        band=("weight_p10", "weight_p90", "10 to 90 %"),
+    ),
+    _Plot(
+        "Right pseudo labels, %",
+        "Where the dashed line is above the solid one, the weights favour right pseudo labels over wrong ones.",
+        solid=("pseudo_accuracy", "plain"),
+        dashed=("pseudo_accuracy_weighted", "weighted by m"),
+        dotted=("chance", "chance"),
+        shows=(0.0,),
+        scale=100,
+    ),
+    _Plot(
+        "AUROC of m, right against wrong",
+        "How often a right pseudo label weighs more than a wrong one, ties counting half: "
+        "at 1 always, at 0.5 the weights cannot tell.",
+        solid=("weight_auroc", "all clients"),
+        dashed=("auroc_within", "within clients"),
+        dotted=("cannot_tell", "cannot tell"),
+        shows=(0.4, 0.6),
+    ),
+    _Plot(
+        "Steps of gradient ascent, %",
+        "In these steps d outweighs mean(m), so the model moves away from its pseudo labels.",
+        solid=("ascent_share", "share of steps"),
+        shows=(0.0, 10.0),
+        scale=100,
+    ),
+    _Plot(
+        "Losses while training",
+        "The loss on pseudo labels, before weighting, says how far the model agrees with itself: "
+        "it can be low where they are wrong.",
+        solid=("loss", "labels"),
+        dashed=("loss_unlabelled", "pseudo labels"),
+        shows=(0.0,),
+    ),
+)
+_QUANTITIES = {"pseudo_accuracy_per_class": "Right pseudo labels, %", "coverage_per_class": "Mean weight, %"}
+_CLASSES_READING = (
+    "How many of a class's pseudo labels are right, and their mean weight m (of a threshold: coverage); "
+    f"numbers and dots are means of the last {LAST_ROUNDS} rounds."
+)
 
 
-def _name_ends(axes: Axes, ends: list[tuple[int, str, tuple[int, float]]], gap: float) -> None:
-    """Each run's name beside the end of its curve, moved apart where names would overlap."""
-    low, high = axes.get_ylim()
-    ends = sorted(ends, key=lambda end: end[2][1])
-    wanted = [(end[2][1] - low) / (high - low) for end in ends]
-    for (place, name, (last_round, value)), height in zip(ends, apart(wanted, gap), strict=True):
-        colour = look(place)["color"]
-        axes.annotate(
-            name,
-            xy=(last_round, value),
-            xytext=(1.03, height),
-            textcoords=axes.transAxes,
-            va="center",
-            size=8,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.9,
-                "linestyle": ":",
-                "shrinkA": 1,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )
+def pseudo_labels(lines: Sequence[Line], classes: Sequence[str] = ()) -> list[Chart]:
+    """Every figure for which a run has records; none where no run has pseudo labels."""
+    traces = [(line, trace(line.metrics)) for line in lines]
+    if not any("weight_mean" in found for _, found in traces):
+        return []
+    charts = []
+    for plot in _PLOTS:
+        shown = [(line, found) for line, found in traces if plot.solid[0] in found]
+        if shown:
+            charts.append(Chart(_against_rounds(plot, shown), plot.solid[0], plot.title, plot.reading))
+    sizes = {per_class(line.metrics, "coverage_per_class").shape[1] for line in lines} - {0}
+    if len(sizes) == 1:
+        figure = _classes_of_pseudo_labels(lines, class_names(classes, sizes.pop()))
+        charts.append(Chart(figure, "classes", "Pseudo labels by true class", _CLASSES_READING))
+    return charts
 
 
-def _lowest(group: list[float], gap: float) -> float:
-    """Where a group of names begins: around the mean of its places, but not outside of the axes."""
-    size = gap * (len(group) - 1)
-    return max(0.0, min(sum(group) / len(group) - size / 2, 1.0 - size))
+def _classes_of_pseudo_labels(lines: Sequence[Line], classes: Sequence[str]) -> Figure:
+    tables = {title: [per_class(line.metrics, name) for line in lines] for name, title in _QUANTITIES.items()}
+    if len(lines) == 1:
+        rounds = [record["round"] for record in lines[0].metrics]
+        return over_rounds(rounds, {title: each[0] for title, each in tables.items()}, classes, LAST_ROUNDS)
+    panels = {title: [known_mean(one[-LAST_ROUNDS:]).tolist() for one in each] for title, each in tables.items()}
+    return by_class(lines, panels, classes)
 
 
-def _class_bars(axes: Axes, rows: np.ndarray, values: Sequence[float]) -> None:
-    axes.barh(rows, values, height=0.62, color=style.PALETTE[0])
-    for row, value in zip(rows, values, strict=True):
-        axes.text(value + 0.015, row, f"{100 * value:.0f}", va="center", size=8, color=style.MUTED)
+def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, Mapping[str, np.ndarray]]]) -> Figure:
+    with style.applied():
+        canvas = style.new_figure(HALF, 2.6 + 0.1 * len(traces))
+        axes = canvas.add_subplot()
+        longest = max((found for _, found in traces), key=lambda found: len(found["round"]))
+        if len(traces) > 1:
+            for line, found in traces:
+                values = plot.scale * found[plot.solid[0]]
+                _noisy(
+                    axes,
+                    found["round"],
+                    values,
+                    line.fmt["color"],
+                    linestyle=line.fmt.get("linestyle", "-"),
+                )
+            style.legend(canvas, *_names([line for line, _ in traces], marker=""))
+        else:
+            for (name, label), color, linestyle in (
+                (plot.solid, style.BLUE, "-"),
+                (plot.dashed, style.VERMILION, "--"),
+            ):
+                if name in longest:
+                    _noisy(axes, longest["round"], plot.scale * longest[name], color, label=label, linestyle=linestyle)
+            low, high, label = plot.band
+            if low in longest:
+                axes.fill_between(longest["round"], longest[low], longest[high], alpha=0.18, linewidth=0, label=label)
+        if plot.dotted[0] in longest:
+            level = plot.scale * running_mean(longest[plot.dotted[0]])
+            axes.plot(longest["round"], level, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
+        if len(traces) == 1:
+            style.legend(canvas, *reversed(axes.get_legend_handles_labels()))
+        ends = [*axes.get_ylim(), *plot.shows]
+        # The margin around the data must not suggest values that cannot be.
+        axes.set_ylim(max(min(ends), 0.0) if axes.dataLim.y0 >= 0 else min(ends), max(ends))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
+        _rounds(axes, ticks=5)
+        return canvas
 
 
-def _write_shares(axes: Axes, shares: np.ndarray) -> None:
-    for row, column in np.ndindex(shares.shape):
-        value = round(100 * float(shares[row, column]))
-        if value:
-            colour = "white" if shares[row, column] > 0.55 else style.INK
-            axes.text(column + 0.5, row + 0.5, str(value), ha="center", va="center", size=8, color=colour)
-
-
-def _legend_height(runs: Runs) -> float:
-    """Inches of the runs' names in three columns."""
-    return 0.155 * -(-len(runs) // 3)
-
-
-def _legend_below(axes: Axes, drop: float) -> None:
-    """The runs' names below the axes, at this share of their height."""
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(0, -drop),
-        ncols=3,
-        labelspacing=0.35,
-        borderpad=0,
-        borderaxespad=0,
-    )
-
-
-def _title(canvas: Figure, text: str) -> None:
-    across, up = canvas.get_size_inches()
-    canvas.text(0.15 / across, 1 - 0.12 / up, text, size=10, weight="bold", va="top")
+def _noisy(axes: Axes, rounds: np.ndarray, values: np.ndarray, color: str, **strong: Any) -> None:
+    axes.plot(rounds, values, color=color, linewidth=0.7, alpha=0.35)
+    axes.plot(rounds, running_mean(values), color=color, **strong)
 
 
 def _recorded(metrics: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -352,33 +362,27 @@ def _recorded(metrics: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndar
     return np.array([number for number, _ in points]), np.array([value for _, value in points], dtype=float)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over a window of a tenth of the run, cut off at its ends."""
-    half, places = len(values) // 20, np.arange(len(values))
-    first, beyond = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return (sums[beyond] - sums[first]) / (beyond - first)
+def _rounds(axes: Axes, ticks: int) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=_TICKS, integer=True))
+    axes.set_xlim(left=0, right=max(axes.dataLim.x1, 1) if np.isfinite(axes.dataLim.x1) else 1)
+    axes.set_xlabel("round")
 
 
-def _round_numbers(rounds: Sequence[int]) -> list[int]:
-    """Places of the evaluations at multiples of a round number, about ten of them."""
-    step = next(step for step in _STEPS if rounds[-1] <= 10 * step)
-    return [place for place, number in enumerate(rounds) if number % step == 0] or [len(rounds) - 1]
+def _names(lines: Sequence[Line | Curve], **fmt: Any) -> tuple[list[str], list[Line2D]]:
+    """Names and handles of a legend."""
+    handles = [Line2D([], [], **line.fmt | fmt) for line in lines]
+    return [style.short(line.label, _LONGEST_LABEL) for line in lines], handles
 
 
-def _thinned(size: int, most: int) -> range:
-    """Places of at most so many, evenly spaced from the first."""
-    return range(0, size, -(-size // most))
+def _name_classes(axes: Axes, classes: Sequence[str]) -> None:
+    places = style.thinned(len(classes), _MOST_NAMES)
+    axes.set_yticks(places, [style.short(classes[place], _LONGEST_CLASS) for place in places])
+    axes.tick_params(axis="y", length=0, pad=7)  # half a dot may lie before the axis
+    axes.set_ylim(len(classes) - 0.5, -0.5)
+    if not axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.tick_params(labelleft=False)
 
 
-def _short(label: str, longest: int) -> str:
-    return label if len(label) <= longest else label[: longest - 1] + "…"
-
-
-def _shorter(match: re.Match[str]) -> str:
-    return re.sub(r"(\.\d\d)\d+", r"\1", match.group())
-
-
-def _circle(match: re.Match[str]) -> str:
-    top, bottom = float(match["top"]), float(match["bottom"])
-    return f'<circle cx="{match["x"]}" cy="{(top + bottom) / 2:.2f}" r="{abs(top - bottom) / 2:.2f}"'
+def _row(classes: Sequence[str]) -> float:
+    """Inches of a class."""
+    return 0.27 if len(classes) <= _MOST_NAMES else 8.0 / len(classes)

@@ -3,62 +3,40 @@
 The file needs nothing beside itself, no network and no script; equal runs give equal files.
 """
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jinja2
-from matplotlib.figure import Figure
+import numpy as np
 
 from feddure import config
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import diagnostics_figures, diagnostics_summary, figures
+from feddure.reports import diagnostics, figures, frame, partition_figure, style
+from feddure.reports.figures import Line
+from feddure.reports.names import data_size, method_title
+from feddure.reports.page import Code, Files, Group, Picture, Section, Table, Text, embed, page
 from feddure.reports.participation import participation
-from feddure.reports.text import first, images_of, in_words, title
 from feddure.tracking import summary
-from feddure.tracking.records import Record, Run, read_run
+from feddure.tracking.records import Run, read_run
 from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
-from feddure.version import VERSION
 
-_ALWAYS_COLUMNS = ("method", "partition.setting", "seed")
-_OTHER_COLUMNS = (*_ALWAYS_COLUMNS, "rounds")  # fields that the table of runs shows anyway
-_MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
+_SETTINGS = {
+    "iid-iid": "Labelled and unlabelled images are spread evenly over the clients",
+    "iid-dir": "Labelled images are spread evenly, unlabelled ones by a Dirichlet draw per class",
+    "dir-dir": "Labelled and unlabelled images are spread by separate Dirichlet draws per class",
+    "fedmatch": "Labelled images are spread evenly, unlabelled ones in FedMatch's class mixes",
+    "sites": "Images stay with the sites that own them",
+}
+_COLUMNS = ("method", "partition.setting", "seed")  # of the table of runs, whether they differ or not
 _MOST_COLUMNS = 4  # further fields in the table of runs; the configuration shows them all
 
 
-class Picture(NamedTuple):
-    """A figure as the page embeds it."""
+def write_report(run_folders: Sequence[Path], out: Path, opening: Sequence[Section] = ()) -> Path:
+    """Write the report of one or several runs, whole or not at all; returns where it lies.
 
-    source: str  # a data URI
-    alt: str
-    width: int
-    height: int
-    caption: str = ""
-
-
-class Table(NamedTuple):
-    """Column names, and rows whose first cell names them; `marked` rows are highlighted."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    marked: frozenset[str] = frozenset()
-
-
-class Opening(NamedTuple):
-    """What a comparison of methods says before the runs one by one."""
-
-    methods: Table
-    methods_note: str
-    pairs: Table
-    pairs_note: str
-    charts: Sequence[tuple[Figure, str]]  # with their alternative texts
-    every_run: bool  # whether runs have more to tell than the methods
-
-
-def write_report(run_folders: Sequence[Path], out: Path, opening: Opening | None = None) -> Path:
-    """Write the report of one or several runs, whole or not at all; returns where it lies."""
+    A comparison's `opening` stands before the runs one by one.
+    """
     if not run_folders:
         raise RunError("no run was given: name one or more run folders")
     runs = [read_run(folder) for folder in run_folders]
@@ -70,308 +48,344 @@ def write_report(run_folders: Sequence[Path], out: Path, opening: Opening | None
     return out
 
 
-def render(runs: Sequence[Run], opening: Opening | None = None) -> str:
+def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
     """The report as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("feddure.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    charts = [embed(*chart) for chart in opening.charts] if opening else []
-    return environment.get_template("report.html.j2").render(_page(runs) | {"opening": opening, "charts": charts})
-
-
-def embed(figure: Figure, alt: str, caption: str = "") -> Picture:
-    """A figure as a page can hold it."""
-    across, up = figure.get_size_inches()
-    encoded = base64.b64encode(figures.svg(figure).encode()).decode()
-    return Picture(f"data:image/svg+xml;base64,{encoded}", alt, round(100 * across), round(100 * up), caption)
-
-
-def _page(runs: Sequence[Run]) -> dict[str, Any]:
     summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
     labels = summary.labels([run.experiment for run in runs], [run.name for run in runs])
-    by_label = {label: run.metrics for label, run in zip(labels, runs, strict=True)}
-    diagnostics = _diagnostics(runs, by_label)
-    return {
-        "title": title(runs),
-        "sentences": in_words(runs),
-        "several": len(runs) > 1,
-        "notes": _notes(runs),
-        "cards": _cards(runs[0], summaries[0]) if len(runs) == 1 else [],
-        "comparison": _comparison(runs, summaries) if len(runs) > 1 else None,
-        "swatches": [_swatch(place) for place in range(len(runs))],
-        "repeats": _repeats(runs),
-        "curves": _curves(by_label),
-        "classes": _classes(runs, by_label),
-        "confusions": _confusions(runs, labels),
-        "partitions": _partitions(runs, labels),
-        "sites": _sites(runs, labels),
-        "diagnostics": diagnostics,
-        "training": _training(by_label, drawn=diagnostics_summary.TRAINING if diagnostics else ()),
-        "changes": _changes(runs, labels),
-        "configuration": _configuration(runs),
-        "environment": _environment(runs, labels),
-        "replays": [_replay(run, label) for run, label in zip(runs, labels, strict=True)],
-        "version": VERSION,
-    }
-
-
-def _notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know before the numbers: what is missing and what went wrong."""
-    kinds: dict[str, list[str]] = {
-        "Unfinished": [],
-        "Not evaluated yet": [],
-        "Updates left out, not finite": [],
-        "Updates of sites left out, see Sites": [],
-    }
-    unfinished, unevaluated, left_out, left_out_sites = kinds.values()
-    for run in runs:
-        subject = f"{run.name}: " if len(runs) > 1 else ""
-        if not run.finished:
-            unfinished.append(f"{subject}{run.rounds} of {run.experiment.rounds} rounds")
-        if not summary.evaluations(run.metrics, "accuracy"):
-            due = min(run.experiment.evaluate_every, run.experiment.rounds)
-            unevaluated.append(f"{subject}the first evaluation follows round {due}")
-        if lost := summary.summarise(run.metrics).left_out:
-            updates = sum(len(record.get("clients", ())) for record in run.metrics)
-            (left_out_sites if participation(run) else left_out).append(f"{subject}{lost:,} of {updates:,}")
-    return [
-        f"{kind}{'. ' if len(runs) > 1 else ': '}{'; '.join(first(found, most=4))}."
-        for kind, found in kinds.items()
-        if found
+    formats = style.run_line_styles(run.experiment.method for run in runs)
+    lines = [Line(label, run.metrics, fmt) for label, run, fmt in zip(labels, runs, formats, strict=True)]
+    one_a_method = len({run.experiment.method for run in runs}) == len(runs)
+    sections = [
+        *opening,
+        *(_runs(runs, summaries, formats, bool(opening)) if not (opening and one_a_method) else ()),
+        *_curves(lines),
+        *_classes(runs, lines),
+        *_pseudo_labels(runs, lines),
+        *_partitions(runs, labels),
+        *_sites(runs, labels),
+        *_configuration(runs, lines),
+        *_environment(runs),
+        _again(runs),
     ]
+    return page(
+        "Comparison of runs" if len(runs) > 1 else "Run report",
+        _title(runs),
+        [("", " ".join(_in_words(runs)))],
+        sections,
+        notes=_notes(runs, summaries),
+        cards=_cards(runs[0], summaries[0]) if len(runs) == 1 else (),
+    )
+
+
+# --- what comes first --------------------------------------------------------------------------------------
+def _title(runs: Sequence[Run]) -> str:
+    methods = list(dict.fromkeys(method_title(run.experiment.method) for run in runs))
+    datasets = list(dict.fromkeys(spoken(run.experiment.dataset) for run in runs))
+    subject = _listed(methods) if len(methods) <= 3 else f"{len(methods)} methods"
+    text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
+    return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
+
+
+def _in_words(runs: Sequence[Run]) -> Iterator[str]:
+    """What the runs have in common, in sentences, and what sets them apart."""
+    experiment, partition = runs[0].experiment, runs[0].experiment.partition
+    apart = summary.differences([run.experiment for run in runs])
+    if not {"partition.clients", "clients_per_round", "rounds"} & set(apart):
+        clients = len(runs[0].partition.get("labelled", ())) or partition.clients
+        drawn = min(experiment.clients_per_round, clients)
+        yield f"{drawn} of {clients} clients train in each of {experiment.rounds} rounds."
+    if not {"partition.setting", "partition.gamma"} & set(apart):
+        gamma = f" (γ = {partition.gamma:g})" if partition.setting.endswith("-dir") else ""
+        yield f"{_SETTINGS[partition.setting]}{gamma}."
+    counts = {frame.images_of(run.partition) for run in runs}
+    if len(counts) == 1 and all(sum(pair) for pair in counts):
+        labelled, unlabelled = counts.pop()
+        yield f"{labelled:,} images carry a label, {unlabelled:,} do not."
+    if "model" not in apart:
+        yield f"Network: {spoken(experiment.model)}."
+    if len(runs) == 1:
+        yield f"Seed: {experiment.seed}."
+    elif apart:
+        yield f"The runs differ in {_listed([summary.field_name(key) for key in apart], most=5)}."
+
+
+def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    """What a reader must know before the numbers: what is missing and what went wrong."""
+    notes: dict[str, list[str]] = {}
+
+    def note(run: Run, kind: str, text: str) -> None:
+        notes.setdefault(kind, []).append(f"{run.name}: {text}" if len(runs) > 1 else text)
+
+    for run, found in zip(runs, summaries, strict=True):
+        if not run.finished:
+            note(run, "Unfinished", f"{run.rounds} of {run.experiment.rounds} rounds")
+        if not found.evaluations:
+            due = min(run.experiment.evaluate_every, run.experiment.rounds)
+            note(run, "Not evaluated yet", f"the first evaluation follows round {due}")
+        if found.left_out:
+            updates = sum(len(record.get("clients", ())) for record in run.metrics)
+            kind = "Updates of sites left out, see Sites" if participation(run) else "Updates left out, not finite"
+            note(run, kind, f"{found.left_out:,} of {updates:,}")
+    return [f"{kind}: {'; '.join(_first(found, most=4))}." for kind, found in notes.items()]
 
 
 def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     """(what, value, note) of the headline numbers."""
-    last = summary.evaluations(run.metrics, "accuracy")[-1:]
+    row = frame.of_runs([run]).iloc[0]
+    mean_of = found.mean_of + " evaluations" * (found.evaluations > 1)
+    last = f"round {row.curve[-1][0]}" if row.curve else "none yet"
     cards = [
-        (
-            "Test accuracy",
-            percent(found.accuracy_last10, 1),
-            found.mean_of + " evaluations" * (found.evaluations > 1),
-        ),
-        ("Last evaluation", percent(found.accuracy_last, 1), f"round {last[0][0]}" if last else "none yet"),
-    ]
-    if found.accuracy_ema_last10 is not None:
-        note = f"{percent(found.accuracy_ema_last, 1)} at the last"
-        cards.append(("Averaged model", percent(found.accuracy_ema_last10, 1), note))
-    return [
-        *cards,
+        ("Test accuracy", percent(found.accuracy_last10, 1), mean_of),
+        ("Last evaluation", percent(found.accuracy_last, 1), last),
+        ("Averaged model", percent(found.accuracy_ema_last10, 1), f"{percent(found.accuracy_ema_last, 1)} at the last"),
         ("Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
-        (
-            "Local steps",
-            f"{found.local_steps:,}",
-            f"{summary.number(found.mean_local_steps, 1)} per client and round",
-        ),
-        (
-            "Time",
-            summary.duration(found.seconds),
-            f"{summary.number(found.clients_per_second, 1)} clients per second",
-        ),
+        ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
+        ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
+        ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
     ]
+    absent = {"Averaged model"} if found.accuracy_ema_last is None else set()
+    absent |= {"Communication"} if row.bytes_down != row.bytes_down else set()
+    return [card for card in cards if card[0] not in absent]
 
 
-def _comparison(runs: Sequence[Run], summaries: Sequence[Summary]) -> Table:
-    """A row for each run: what sets it apart, then its numbers; the page adds the colours."""
+def _runs(
+    runs: Sequence[Run], summaries: Sequence[Summary], formats: Sequence[style.LineStyle], beside: bool
+) -> list[Section]:
+    """A row for each run: what sets it apart, then its numbers; and means of runs that differ in their seeds alone."""
+    if len(runs) == 1:
+        return []
     apart = summary.differences([run.experiment for run in runs])
-    further = [key for key in apart if key not in _OTHER_COLUMNS and not key.startswith("engine.")][:_MOST_COLUMNS]
-    averaged = any(found.accuracy_ema_last10 is not None for found in summaries)
-    columns = [
-        "run",
-        "method",
-        "setting",
-        "seed",
-        *map(summary.field_name, further),
-    ]
-    columns += ["rounds", "last", "last 10", *(["averaged model"] if averaged else [])]
+    fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
+    fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
+    accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
+    if any(found.accuracy_ema_last is not None for found in summaries):
+        accuracies["averaged model"] = "accuracy_ema_last10"
+    columns = ["run", "method", *map(summary.field_name, fields), "rounds", *accuracies]
+    columns += ["local steps", "per client", "time"]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
         tree = summary.flat(run.experiment)
         rows.append(
             [
                 run.name,
-                spoken(tree["method"]),
-                *(_shown(tree[key]) for key in (*_ALWAYS_COLUMNS[1:], *further)),
+                method_title(tree["method"]),
+                *(_shown(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
-                points(found.accuracy_last),
-                points(found.accuracy_last10),
-                *([points(found.accuracy_ema_last10)] if averaged else []),
+                *(points(getattr(found, name)) for name in accuracies.values()),
                 f"{found.local_steps:,}",
                 summary.number(found.mean_local_steps, 1),
                 summary.duration(found.seconds),
             ]
         )
-    return Table([*columns, "local steps", "per client", "time"], rows)
+    parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=formats)]
+    repeats = [] if beside else _over_seeds(runs)
+    if repeats:
+        parts.append(Text("Mean and standard deviation over seeds", "heading"))
+        parts.append(Table(["runs", "seeds", "last", "last 10"], repeats, numbers_from=2))
+    text = "Test accuracy in per cent, at the last evaluation and as the mean of the last 10."
+    return [Section("Run by run" if beside else "Runs", text, parts)]
 
 
-def _repeats(runs: Sequence[Run]) -> Table | None:
-    rows = [
-        [
-            found.label,
-            ", ".join(map(str, found.seeds)) if len(found.seeds) <= 6 else f"{len(found.seeds)} seeds",
-            *(f"{100 * mean:.2f} ± {100 * spread:.2f}" for mean, spread in (found.last, found.last10)),
-        ]
-        for found in summary.over_seeds(runs)
-    ]
-    return Table(["runs", "seeds", "last", "last 10"], rows) if rows else None
+def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
+    """Runs that differ in nothing but the seed, where there are any."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        tree = summary.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
+        groups.setdefault(repr(tree), []).append(run)
+    labels = summary.labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
+    rows = []
+    for label, group in zip(labels, groups.values(), strict=True):
+        found = frame.measured(frame.of_runs(group))
+        if len(found) == len(group) == found["seed"].nunique() > 1:
+            seeds = ", ".join(_first([str(seed) for seed in sorted(found["seed"])], 6))
+            spreads = [frame.mean_sd(found[f"accuracy_{which}"]) for which in ("last", "last10")]
+            rows.append([label, seeds, *map(str, spreads)])
+    return rows
 
 
-def _swatch(place: int) -> tuple[str, str]:
-    look = figures.look(place)
-    return look["color"], _MARKERS[look["marker"]]
-
-
-def _curves(by_label: figures.Runs) -> list[Picture]:
-    if not any(summary.evaluations(metrics, "accuracy") for metrics in by_label.values()):
+# --- what was learned --------------------------------------------------------------------------------------
+def _curves(lines: Sequence[Line]) -> list[Section]:
+    ends = [(line.label, found[-1][1]) for line in lines if (found := summary.evaluations(line.metrics, "accuracy"))]
+    if not ends:
         return []
-    ends = "; ".join(
-        f"{label} ends at {percent(points[-1][1], 1)}"
-        for label, metrics in by_label.items()
-        if (points := summary.evaluations(metrics, "accuracy"))
-    )
-    pictures = [embed(figures.accuracy(by_label), f"Test accuracy against rounds: {ends}")]
-    if any(summary.evaluations(metrics, "loss") for metrics in by_label.values()):
-        pictures.append(embed(figures.loss(by_label), "Test loss against rounds"))
-    return pictures
+    said = "; ".join(f"{label} ends at {percent(value, 1)}" for label, value in ends)
+    pictures = [embed(figures.accuracy(lines), f"Test accuracy against rounds: {said}")]
+    if any(summary.evaluations(line.metrics, "loss") for line in lines):
+        pictures.append(embed(figures.loss(lines), "Test loss against rounds"))
+    text = "The global model on the whole test set after each evaluated round."
+    return [Section("Learning curves", text, pictures)]
 
 
-def _classes(runs: Sequence[Run], by_label: figures.Runs) -> list[Picture]:
-    """The accuracy of each class, where all runs have the same ones."""
-    found = {label: summary.evaluations(metrics, "per_class") for label, metrics in by_label.items()}
-    evaluated = [run for run, points in zip(runs, found.values(), strict=True) if points]
-    names = {_class_names(run) for run in evaluated}
-    if len(names) != 1:
-        return []
-    classes = names.pop()
-    pictures = [embed(figures.per_class(by_label, classes), "Accuracy of each class at the last evaluation")]
+def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+    """Which classes the last model knows, where all runs have the same ones, and which it confuses."""
+    shares = [summary.evaluations(run.metrics, "per_class") for run in runs]
+    names = {_class_names(run) for run, found in zip(runs, shares, strict=True) if found}
+    pictures: list[Picture] = []
+    history: list[Picture] = []
+    if len(names) == 1:
+        (classes,) = names
+        last = [found[-1][1] if found else [] for found in shares]
+        title = "Accuracy of each class, %, last evaluation"
+        pictures.append(embed(figures.by_class(lines, {title: last}, classes), "Accuracy of each class"))
+        if len(runs) == 1:
+            rounds, values = zip(*shares[0], strict=True)
+            title = "Accuracy of each class over the rounds"
+            history.append(
+                embed(figures.over_rounds(rounds, {title: np.array(values, dtype=float)}, classes, 1), title)
+            )
+    confusions = []
+    for run, line in zip(runs, lines, strict=True):
+        for number, counts in summary.evaluations(run.metrics, "confusion")[-1:]:
+            alt = f"Confusion matrix of {line.label} at round {number}"
+            drawn = figures.confusion(counts, _class_names(run))
+            confusions.append(embed(drawn, alt, line.label if len(runs) > 1 else ""))
+    parts: list[Any]
     if len(runs) == 1:
-        history = figures.class_history(runs[0].metrics, classes)
-        pictures.append(embed(history, "Accuracy of each class over the rounds"))
-    return pictures
+        parts = [Group([*pictures, *confusions]), *history]
+    else:
+        folded = Group([Group(confusions)], "Confusion matrix of each run", opened=len(confusions) <= 4)
+        parts = [*pictures, *([folded] if confusions else [])]
+    text = "Which classes the model of the last evaluation knows, and which it confuses."
+    return [Section("Classes", text, parts)] if pictures or confusions else []
 
 
-def _confusions(runs: Sequence[Run], labels: Sequence[str]) -> list[Picture]:
-    pictures = []
-    for run, label in zip(runs, labels, strict=True):
-        found = summary.evaluations(run.metrics, "confusion")
-        if found:
-            last_round, counts = found[-1]
-            alt = f"Confusion matrix of {label} at round {last_round}"
-            caption = label if len(runs) > 1 else ""
-            pictures.append(embed(figures.confusion(counts, _class_names(run)), alt, caption))
-    return pictures
+def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+    """What pseudo labels were worth, and what else methods recorded while training."""
+    names = {tuple(run.partition.get("classes", ())) for run in runs}
+    classes = names.pop() if len(names) == 1 else ()
+    charts = figures.pseudo_labels(lines, classes)
+    sections = []
+    if charts:
+        columns, rows = diagnostics.table({line.label: line.metrics for line in lines})
+        formats = [line.fmt for line in lines if line.label in rows]
+        cells = [[label, *found] for label, found in rows.items()]
+        pictures = [embed(chart.figure, chart.title, chart.title, chart.reading) for chart in charts]
+        parts = [
+            Table(["run", *columns], cells, numbers_from=1, formats=formats if len(runs) > 1 else ()),
+            Group([one for one in pictures if one.width <= 700]),
+            *(one for one in pictures if one.width > 700),
+        ]
+        text = (
+            "What they were worth and what the method made of them; the method itself never sees the true classes. "
+            f"The table has means of the last {diagnostics.LAST_ROUNDS} rounds: right pseudo labels, also weighted by "
+            "m, and steps of gradient ascent in per cent. Faint lines are single rounds, strong ones running means."
+        )
+        sections.append(Section("Pseudo labels", text, parts))
+    drawn = figures.training(lines, leave_out=diagnostics.TRAINING if charts else ())
+    if drawn:
+        text = "Means over all local steps of a round as the method recorded them; the strong line is a moving average."
+        picture = embed(drawn, "Quantities recorded while training, against rounds")
+        sections.append(Section("Inside the training", text, [picture]))
+    return sections
 
 
-def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[Picture, str]]:
+# --- where and with what -----------------------------------------------------------------------------------
+def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
     """Each different partition once, with what is known about it."""
     users: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         if run.partition.keys() >= {"classes", "labelled", "unlabelled", "parameters"}:
             users.setdefault(str(run.partition.get("sha256", place)), []).append(place)
-    found = []
+    parts: list[Any] = []
     for places in users.values():
-        partition = runs[places[0]].partition
+        partition, clients = runs[places[0]].partition, len(runs[places[0]].partition["labelled"])
         moved = sum(repair["number"] for repair in partition.get("repairs") or ())
-        labelled, unlabelled = images_of(partition)
-        facts = [
-            f"{labelled / len(partition['labelled']):,.0f} labelled and "
-            f"{unlabelled / len(partition['labelled']):,.0f} unlabelled images in the mean client.",
-            f"{moved:,} images were moved so that no client has too few." if moved else "",
-            f"SHA-256 {partition['sha256'][:16]}…" if "sha256" in partition else "",
-        ]
-        picture = figures.ownership(partition, spoken(runs[places[0]].experiment.dataset))
+        labelled, unlabelled = (f"{count / clients:,.0f}" for count in frame.images_of(partition))
+        facts = f"{labelled} labelled and {unlabelled} unlabelled images in the mean client."
+        facts += f" {moved:,} images were moved so that no client has too few." if moved else ""
+        facts += f" SHA-256 {partition['sha256'][:16]}…" if "sha256" in partition else ""
+        drawn = partition_figure.of_counts(partition, spoken(runs[places[0]].experiment.dataset))
         caption = "; ".join(labels[place] for place in places) if len(users) > 1 else ""
         alt = "Number of labelled and unlabelled images of each class on each client"
-        found.append((embed(picture, alt, caption), " ".join(filter(None, facts))))
-    return found
+        parts += [embed(drawn, alt, caption), Text(facts, "fact")]
+    if len(users) > 2:
+        parts = [*parts[:4], Group(parts[4:], f"{len(users) - 2} more partitions")]
+    text = (
+        "The images of each client by class. Internal imbalance compares a client's labelled with its unlabelled "
+        "images, external imbalance compares clients; 0 is none, 1 the most."
+    )
+    return [Section("Who owns what", text, parts)] if parts else []
 
 
-def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Table, list[str]]]:
-    """For each run over real sites: its label where there are several, who took part, and what went wrong."""
-    several = len(runs) > 1
-    return [
-        (label if several else "", Table(found.columns, found.rows), found.notes)
-        for run, label in zip(runs, labels, strict=True)
-        if (found := participation(run)) is not None
-    ]
+def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
+    """For each run over real sites: who took part, and what went wrong."""
+    parts: list[Any] = []
+    for run, label in zip(runs, labels, strict=True):
+        found = participation(run)
+        if found is not None:
+            parts += [Text(label, "heading")] if len(runs) > 1 else []
+            parts.append(Table(found.columns, found.rows, numbers_from=1))
+            parts += [Text(remark, "fact") for remark in found.notes]
+    text = (
+        "Numbers of images as each site reported them, and rounds: drawn, took part, away when drawn, and failed (the "
+        "update could not be used). “Own test” is the last received model on the site's own test images, if it has "
+        "some."
+    )
+    return [Section("Sites", text, parts)] if parts else []
 
 
-def _diagnostics(runs: Sequence[Run], by_label: figures.Runs) -> dict[str, Any] | None:
-    """What pseudo labels were worth: figures with their sentences, and numbers to compare runs by."""
-    names = {tuple(run.partition.get("classes", ())) for run in runs}
-    charts = diagnostics_figures.draw(by_label, names.pop() if len(names) == 1 else ())
-    if not charts:
-        return None
-    columns, rows = diagnostics_summary.table(by_label)
-    return {
-        "charts": [(embed(chart.figure, chart.title, chart.title), chart) for chart in charts],
-        "table": Table(["run", *columns], [[label, *cells] for label, cells in rows.items()]),
-        "swatches": [_swatch(place) for place, label in enumerate(by_label) if label in rows],
-        "rounds": diagnostics_summary.LAST_ROUNDS,
-    }
-
-
-def _training(by_label: figures.Runs, drawn: Sequence[str]) -> Picture | None:
-    """What methods recorded while training, but for what is drawn elsewhere."""
-
-    def rest(record: Record) -> Record:
-        return {**record, "train": {k: v for k, v in record.get("train", {}).items() if k not in drawn}}
-
-    figure = figures.training({label: list(map(rest, metrics)) for label, metrics in by_label.items()})
-    return embed(figure, "Quantities recorded while training, against rounds") if figure else None
-
-
-def _changes(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """What differs from the defaults, or between runs."""
-    if len(runs) == 1:
-        every = _configuration(runs)
-        return Table(every.columns, [row for row in every.rows if row[0] in every.marked])
-    keys = summary.differences([run.experiment for run in runs])
-    trees = [summary.flat(run.experiment) for run in runs]
-    rows = [[label, *(_shown(tree[key]) for key in keys)] for label, tree in zip(labels, trees, strict=True)]
-    return Table(["run", *keys], rows if keys else [])
-
-
-def _configuration(runs: Sequence[Run]) -> Table:
-    """Every field with its value, default and meaning; marked where it is not the default or differs."""
-    experiments = [run.experiment for run in runs]
-    marked = summary.differences(experiments) if len(runs) > 1 else summary.changed(experiments[0])
-    tree = summary.flat(experiments[0])
-    rows = [
+def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+    """Every field with its value, default and meaning, and first those that are not the default or differ."""
+    experiments, several = [run.experiment for run in runs], len(runs) > 1
+    trees = [summary.flat(experiment) for experiment in experiments]
+    marked = summary.differences(experiments) if several else summary.changed(experiments[0])
+    every = [
         [
             key,
-            "(differs)" if len(runs) > 1 and key in marked else _shown(tree[key]),
+            "(differs)" if several and key in marked else _shown(trees[0][key]),
             default or NOTHING,
             meaning.replace("`", ""),
         ]
         for key, default, meaning in config.fields()
     ]
-    return Table(["field", "value", "default", "meaning"], rows, frozenset(marked))
+    columns = ["field", "value", "default", "meaning"]
+    if several:
+        rows = [[line.label, *(_shown(tree[key]) for key in marked)] for line, tree in zip(lines, trees, strict=True)]
+        changes = Table(["run", *marked], rows, formats=[line.fmt for line in lines], kind="fields")
+    else:
+        changes = Table(columns, [row for row in every if row[0] in marked], kind="fields")
+    whole = Table(columns, every, frozenset(marked), kind="fields")
+    parts = [changes if marked else Text("None.", "fact"), Group([whole], f"All {len(every)} fields")]
+    text = "The fields in which the runs differ." if several else "The fields that differ from their defaults."
+    return [Section("Configuration", text, parts)]
 
 
-def _environment(runs: Sequence[Run], labels: Sequence[str]) -> list[Table]:
-    """Where the runs were made: what they share, then what differs."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.environment))
-    values = {key: [_shown(run.environment.get(key)) for run in runs] for key in keys}
-    shared = [[key, found[0]] for key, found in values.items() if len(set(found)) == 1]
-    apart = [key for key in keys if len(set(values[key])) > 1]
-    each = [[label, *(values[key][place] for key in apart)] for place, label in enumerate(labels)]
-    tables = [Table(["", ""], shared), Table(["run", *apart], each if apart else [])]
-    return [table for table in tables if table.rows]
+def _environment(runs: Sequence[Run]) -> list[Section]:
+    """Where the runs were made; what differs between them is said in their order."""
+    keys = dict.fromkeys(key for run in runs for key in run.environment)
+    found = {key: dict.fromkeys(_shown(run.environment.get(key)) for run in runs) for key in keys}
+    rows = [[key, "; ".join(values)] for key, values in found.items()]
+    text = f"Where {'the runs were' if len(runs) > 1 else 'the run was'} made."
+    return [Section("Environment", text, [Table(["", ""], rows, kind="fields")])] if rows else []
 
 
-def _replay(run: Run, label: str) -> dict[str, str]:
-    text = run.experiment.to_yaml()
-    encoded = base64.b64encode(text.encode()).decode()
-    return {"label": label, "name": run.name, "yaml": text, "file": f"data:application/yaml;base64,{encoded}"}
+def _again(runs: Sequence[Run]) -> Section:
+    single = len(runs) == 1
+    files = {"config.yaml" if single else f"{run.name}.yaml": run.experiment.to_yaml() for run in runs}
+    parts: list[Any] = [
+        Code("\n".join(f"feddure run --config {name}" for name in files)),
+        Files("Save from this page:", files),
+    ]
+    parts += [Group([Code(files["config.yaml"])], "config.yaml")] if single else []
+    return Section("Run it again", "The configuration and the data set determine every number above.", parts)
 
 
 def _class_names(run: Run) -> tuple[str, ...]:
     """Names of the classes of a run's last evaluation."""
     size = len(summary.evaluations(run.metrics, "per_class")[-1][1])
-    names = tuple(map(str, run.partition.get("classes", ())))[:size]
-    return names if len(names) == size else tuple(f"class {number}" for number in range(size))
+    return tuple(diagnostics.class_names(list(map(str, run.partition.get("classes", ())))[:size], size))
 
 
 def _shown(value: Any) -> str:
     return NOTHING if value in (None, "", {}) else str(value)
+
+
+def _first(names: Sequence[str], most: int) -> list[str]:
+    """The first few names, and how many more there are."""
+    return [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    """Names as a sentence lists them: a, b and c."""
+    names = _first(names, most)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,9 +1,12 @@
-"""One look for every figure: colours that colour-blind readers can tell apart, and text that can be read.
+"""One style for every figure: colours that colour-blind readers can tell apart, and text that can be read.
 
 Figures are plain `matplotlib.figure.Figure` objects drawn by Agg; nothing touches pyplot's global state.
 """
 
 import io
+import re
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,10 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from feddure.errors import ConfigError
 from feddure.files import write_whole
+from feddure.methods import METHODS
 
 # Okabe and Ito's palette without its yellow, too pale for lines; neighbours differ in lightness too.
 BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK = PALETTE = (
@@ -28,20 +31,28 @@ BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK = PALETTE = (
     "#CC79A7",
     "#000000",
 )
-LABELLED = BLUE
-UNLABELLED = VERMILION
+# Beside the palette, no less apart from it for colour-blind readers than its own colours are from each other.
+INDIGO, WINE, BROWN = "#332288", "#882255", "#7A4A2A"
 
-INK = "#222222"
-MUTED = "#666666"
-GRID = "#E4E4E4"
-
+LABELLED, UNLABELLED = BLUE, VERMILION
 LABELLED_MAP, UNLABELLED_MAP = "Blues", "Oranges"
 """For quantities: one hue each, told apart by lightness alone; dark is much."""
 
+INK, MUTED, GRID = "#222222", "#666666", "#E4E4E4"
+
 FORMATS = ("png", "svg", "pdf")
 
+LineStyle = dict[str, Any]
+"""Colour, marker and line, as matplotlib's lines take them."""
+
+_FAMILIES = (BLACK, ORANGE, PURPLE, GREEN, VERMILION, BLUE, BROWN, SKY, INDIGO, WINE)
+_MARKERS = ("v", "P", "D", "^", "s", "o", ">", "X", "p", "*")
+_LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)))
+_CHANGED: tuple[Any, ...] = (":", (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
+_CHANGED_MARKERS = ("8", "H", "<", "d", "h")
+
 _SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look alike everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are alike everywhere
     "font.size": 9,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -55,6 +66,8 @@ _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "figure.titlesize": 11,
+    "figure.titleweight": "bold",
     "grid.color": GRID,
     "grid.linewidth": 0.7,
     "xtick.color": MUTED,
@@ -62,6 +75,7 @@ _SETTINGS: dict[str, Any] = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "lines.linewidth": 1.6,
+    "lines.markersize": 5,
     "legend.frameon": False,
     "legend.fontsize": 8,
     "svg.fonttype": "path",
@@ -76,16 +90,69 @@ _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 
+# matplotlib writes a bubble as eight curves from its top through its bottom.
+_CIRCLE = re.compile(
+    r'<path d="M (?P<x>\S+) (?P<top>\S+) \n(?:C [-\d. ]+\n){3}C (?:\S+ ){4}(?P=x) (?P<bottom>\S+) \n'
+    r'(?:C [-\d. ]+\n){4}z\n"(?= style=)'
+)
 
-class PercentTicks(PercentFormatter):
-    """Shares as per cent with as many decimals as the ticks need: 45 % and 50 %, but 42.5 % and 45.0 %."""
 
-    def __init__(self) -> None:
-        super().__init__(1.0, decimals=0)
+def line_styles(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LineStyle]:
+    """The colour, marker and line of each line of a figure; a line is a method and what it changes by options.
 
-    def format_ticks(self, values: list[float]) -> list[str]:
-        self.decimals = next((d for d in (0, 1) if all(abs(100 * v - round(100 * v, d)) < 1e-6 for v in values)), 2)
-        return super().format_ticks(values)
+    Every family of registered methods has its own colour and marker, the same in all figures; a method that extends
+    the one registered before it is of its family and dashed, as FedProx beside FedAvg. Other methods take what is
+    free. What is changed by options is dotted.
+    """
+    found: dict[tuple[str, str], LineStyle] = {}
+    known, changed = _registered(), Counter[str]()
+    for method, options in dict.fromkeys(lines):
+        if method not in known:
+            known[method] = _family(len({fmt["color"] + fmt["marker"] for fmt in known.values()}))
+        fmt = known[method]
+        if options:
+            again, place = divmod(changed[fmt["color"]], len(_CHANGED))
+            changed[fmt["color"]] += 1
+            marker = _CHANGED_MARKERS[(again - 1) % len(_CHANGED_MARKERS)] if again else fmt["marker"]
+            fmt = fmt | {"linestyle": _CHANGED[place], "marker": marker}
+        found[method, options] = fmt
+    return found
+
+
+def run_line_styles(methods: Iterable[str]) -> list[LineStyle]:
+    """The same of runs by their methods: in the method's colour, or where there is only one method each in its own.
+
+    Runs of the same colour differ in their markers.
+    """
+    methods = list(methods)
+    if len(set(methods)) == 1:
+        places = [divmod(place, len(PALETTE)) for place in range(len(methods))]
+        return [{"color": PALETTE[place], "marker": "os^Dv"[again % 5]} for again, place in places]
+    every, again, found = line_styles((method, "") for method in methods), Counter[str](), []
+    for method in methods:
+        fmt = every[method, ""]
+        markers = [fmt["marker"], *(marker for marker in "os^DvPX*" if marker != fmt["marker"])]
+        found.append(fmt | {"marker": markers[again[fmt["color"]] % len(markers)]})
+        again[fmt["color"]] += 1
+    return found
+
+
+def _registered() -> dict[str, LineStyle]:
+    found: dict[str, LineStyle] = {}
+    family, member = -1, 0
+    before: type | None = None
+    for name, method in METHODS.items():
+        family, member = (family, member + 1) if before and issubclass(method, before) else (family + 1, 0)
+        found[name] = _family(family) | ({"linestyle": _LINES[member % len(_LINES)]} if member else {})
+        before = method
+    return found
+
+
+def _family(place: int) -> LineStyle:
+    """Beyond the colours they come again with other markers and lines."""
+    again, place = divmod(place, len(_FAMILIES))
+    marker = _MARKERS[(place + 3 * again) % len(_MARKERS)]
+    return {"color": _FAMILIES[place], "marker": marker, "linestyle": _LINES[-again % len(_LINES)]}
 
 
 def applied() -> AbstractContextManager[None]:
@@ -94,16 +161,38 @@ def applied() -> AbstractContextManager[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches; build it inside `applied()`."""
-    figure = Figure(figsize=(width, height), facecolor="white")
+    """An empty figure of this size in inches, laid out by matplotlib; build it inside `applied()`."""
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def inches(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes at a place given in inches, for charts whose marks must fit their cells exactly."""
-    across, up = figure.get_size_inches()
-    return figure.add_axes((left / across, bottom / up, width / across, height / up))
+def legend(figure: Figure, names: Iterable[str], handles: Iterable[Any]) -> None:
+    """Names below all panels, in as many columns as fit."""
+    names = list(names)
+    room = 14 * figure.get_size_inches()[0] / (max(map(len, names), default=0) + 6)
+    figure.legend(list(handles), names, loc="outside lower left", ncols=max(1, min(int(room), 5)))
+
+
+def bare(axes: Axes) -> Axes:
+    """Axes for a map of cells: without lines, ticks and frame."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+    return axes
+
+
+def short(text: str, longest: int) -> str:
+    """A text for a figure, or its two ends where it is too long: paths and numbered names differ at the end."""
+    if len(text) > longest:
+        tail = longest // 2
+        text = f"{text[: longest - tail - 1]}…{text[-tail:]}"
+    return text.replace("$", r"\$")  # matplotlib would read a formula
+
+
+def thinned(count: int, most: int) -> range:
+    """Places of at most so many, evenly spaced from the first."""
+    return range(0, count, max(1, -(-count // most)))
 
 
 def render(figure: Figure, ending: str, dots_per_inch: int = 150) -> bytes:
@@ -114,9 +203,21 @@ def render(figure: Figure, ending: str, dots_per_inch: int = 150) -> bytes:
     return buffer.getvalue()
 
 
+def svg(figure: Figure) -> str:
+    """The figure as SVG, a fraction of matplotlib's size: no invisible digits, and circles as circles."""
+    text = render(figure, "svg").decode()
+    text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text[text.index("<svg") :])
+    return _CIRCLE.sub(_circle, text)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write the figure in the format of the file's ending, whole or not at all."""
     ending = path.suffix.lower().removeprefix(".")
     if ending not in FORMATS:
         raise ConfigError(f"{path}: expected the name of a figure to end in .png, .svg or .pdf")
     write_whole(path, render(figure, ending), ConfigError)
+
+
+def _circle(match: re.Match[str]) -> str:
+    top, bottom = float(match["top"]), float(match["bottom"])
+    return f'<circle cx="{match["x"]}" cy="{(top + bottom) / 2:.2f}" r="{abs(top - bottom) / 2:.2f}"'

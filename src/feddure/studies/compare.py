@@ -29,7 +29,7 @@ from feddure.tracking.console import console_observer
 from feddure.tracking.summary import spoken
 
 if TYPE_CHECKING:
-    from feddure.studies.compare_tables import Pair, Row
+    from feddure.studies.compare_report import View
 
 PLAN_FILE, TABLE_FILE, PAIRED_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "paired.csv", "report.html"
 REFERENCE = "fedavg-matched"
@@ -111,15 +111,14 @@ def run_folder(folder: Path, method: str, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: its runs in the plan's order, a row a method, and the differences from the reference.
+    """A finished comparison: its runs in the plan's order, and the tables of them.
 
     Methods that have `failed` on any seed are in none of them.
     """
 
     plan: Plan
     runs: list[records.Run]
-    rows: "list[Row]"
-    pairs: "list[Pair]"
+    view: "View"
     report: Path
     failed: Mapping[str, Problem]
 
@@ -132,7 +131,7 @@ def compare(
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
     with it.
     """
-    from feddure.studies import compare_report, compare_tables  # they know the plan
+    from feddure.studies import compare_report  # it knows the plan
 
     wanted = check(plan, experiment, folder, resume)
     with runs.lock(folder):
@@ -146,10 +145,10 @@ def compare(
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
-        rows, pairs = compare_tables.rows(done, finished), compare_tables.pairs(done, finished)
-        compare_tables.write(folder, rows, pairs, failed)
-        report = compare_report.write(folder, done, finished, rows, pairs, failed)
-    return Comparison(plan, finished, rows, pairs, report, failed)
+        view = compare_report.View(done, finished, failed)
+        view.write_tables(folder)
+        report = compare_report.write(folder, view)
+    return Comparison(plan, finished, view, report, failed)
 
 
 def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dict[Path, Experiment]:

@@ -1,65 +1,181 @@
-"""A comparison's page: its tables and mean curves, ahead of the runs one by one."""
+"""What a comparison says: a row for each method, its difference from the reference seed by seed, and the page."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from matplotlib.figure import Figure
+import pandas as pd
 
-from feddure.reports import figures
-from feddure.reports.run_report import Opening, Table, write_report
-from feddure.studies.compare import REPORT_FILE, Plan
-from feddure.studies.compare_tables import Pair, Row, explain_methods, explain_pairs, method_cells, pair_cells
+from feddure.reports import figures, frame, style
+from feddure.reports.figures import Curve
+from feddure.reports.frame import Difference, mean_sd, signed
+from feddure.reports.names import data_size, method_title
+from feddure.reports.page import Section, Text, embed, table
+from feddure.reports.run_report import write_report
+from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, TABLE_FILE, Plan
 from feddure.studies.grid.failures import Problem
-from feddure.tracking.records import Record, Run
-from feddure.tracking.summary import evaluations, spoken
+from feddure.tracking.records import Run
+from feddure.tracking.summary import NOTHING, duration, number
+
+ACCURACIES = ("last10", "last")
+"""The mean of the last ten evaluations, which comparisons use, and the last round."""
 
 
-def write(
-    folder: Path,
-    plan: Plan,
-    runs: Sequence[Run],
-    rows: Sequence[Row],
-    pairs: Sequence[Pair],
-    failed: Mapping[str, Problem],
-) -> Path:
-    """Write report.html and return its path; `plan` is that of the methods that have not failed."""
-    several = len(plan.seeds) > 1
-    opening = Opening(
-        methods=_table(*method_cells(rows, failed)),
-        methods_note=explain_methods(rows, plan.against, failed),
-        pairs=_table(*pair_cells(pairs)),
-        pairs_note=explain_pairs(plan, spoken(plan.against)),
-        charts=[(mean_curves(plan, runs), "Test accuracy of each method against rounds")] if several else [],
-        every_run=several,
-    )
-    return write_report([run.folder for run in runs], folder / REPORT_FILE, opening)
+@dataclass(frozen=True)
+class View:
+    """The results of a comparison; methods that have `failed` are not in its plan and have no runs."""
+
+    plan: Plan
+    runs: list[Run]
+    failed: Mapping[str, Problem]
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row a run."""
+        return frame.of_runs(self.runs)
+
+    @cached_property
+    def differences(self) -> dict[tuple[str, str], Difference]:
+        """How much more accurate than the reference, by method and accuracy; none where the reference is not there."""
+        accuracies = {
+            (m, a): frame.by_seed(self._of(m), f"accuracy_{a}") for m in self.plan.methods for a in ACCURACIES
+        }
+        against = self.plan.against
+        found = {
+            (method, which): frame.paired(values, accuracies[against, which])
+            for (method, which), values in accuracies.items()
+            if against in self.plan.methods and method != against
+        }
+        return {place: difference for place, difference in found.items() if difference is not None}
+
+    def _of(self, method: str) -> pd.DataFrame:
+        return self.frame[self.frame["method"] == method]
+
+    def methods(self) -> pd.DataFrame:
+        """The methods in the plan's order, as people read them; those that have failed are last."""
+        lines = []
+        for method in self.plan.methods:
+            own = self._of(method)
+            sent = own["bytes_up"].mean() + own["bytes_down"].mean()
+            lines.append(
+                {
+                    "method": method,
+                    "seeds": len(own),
+                    "rounds": f"{own['rounds'].iloc[0]:,}",
+                    "steps": number(own["local_steps"].mean(), 1),
+                    "last": mean_sd(own["accuracy_last"]),
+                    "last 10": mean_sd(own["accuracy_last10"]),
+                    "sent": data_size(sent) if sent == sent else NOTHING,
+                    "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
+                }
+            )
+        lines += [{"method": method, "last": "failed"} for method in self.failed]
+        return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
+
+    def pairs(self) -> pd.DataFrame:
+        """The differences by the accuracy that comparisons use."""
+        lines = [
+            [method, signed(found.mean, 2), found.interval or NOTHING, found.verdict]
+            for (method, which), found in self.differences.items()
+            if which == "last10"
+        ]
+        return pd.DataFrame(lines, columns=["method", "difference", "95 % interval", "verdict"])
+
+    def about_methods(self) -> str:
+        """What the columns of `methods` are, and why some have failed."""
+        spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
+        said = [
+            f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
+            "ones per client and round. Sent: by server and clients in one run. Time: each run's own.",
+            *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
+        ]
+        if self.plan.against in self.failed:
+            said.append("It was the reference: no difference from it can be told.")
+        return " ".join(said)
+
+    def about_pairs(self) -> str:
+        """What the columns of `pairs` are."""
+        seeds = len(self.plan.seeds)
+        interval = f"Each has its own 95 % interval, by Student's t over {seeds} seeds"
+        if seeds == 1:
+            interval = "One seed gives no interval: any of these differences may be chance"
+        return f"Points of accuracy (last 10) beyond {self.plan.against} on the same seeds. {interval}."
+
+    def write_tables(self, folder: Path) -> None:
+        """comparison.csv and paired.csv; accuracies are shares of 1, bytes and seconds those of a run.
+
+        Methods that have failed have a line with the reason and no number.
+        """
+        lines: list[dict[str, Any]] = []
+        for method in self.plan.methods:
+            own = self._of(method)
+            records = [one for run in self.runs if run.experiment.method == method for one in run.metrics]
+            line = {
+                "method": method,
+                "seeds": " ".join(map(str, own["seed"])),
+                "rounds": own["rounds"].iloc[0],
+                "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
+                "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
+            }
+            for which in reversed(ACCURACIES):
+                found = mean_sd(own[f"accuracy_{which}"])
+                assert found is not None, "a finished run is evaluated after its last round"
+                line |= {f"accuracy_{which}_mean": _share(found.mean), f"accuracy_{which}_sd": _share(found.sd)}
+            for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
+                line[name] = round(own[name].mean(), digits) if own[name].notna().all() else ""
+            lines.append(line | {"failed": ""})
+        lines += [{"method": method, "failed": problem.reason} for method, problem in self.failed.items()]
+        frame.write_csv(folder / TABLE_FILE, pd.DataFrame(lines, dtype=object))
+        columns = [
+            "method",
+            "against",
+            "accuracy",
+            "seeds",
+            "difference_mean",
+            "interval_low",
+            "interval_high",
+            "verdict",
+        ]
+        pairs = [
+            [method, self.plan.against, which, d.n, _share(d.mean), _share(d.low), _share(d.high), d.verdict]
+            for (method, which), d in self.differences.items()
+        ]
+        frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=columns))
 
 
-def mean_curves(plan: Plan, runs: Sequence[Run]) -> Figure:
+def write(folder: Path, view: View) -> Path:
+    """Write report.html, the tables and mean curves ahead of the runs one by one, and return its path."""
+    formats = style.line_styles((method, "") for method in view.plan.methods)
+    titles = {method: method_title(method) for method in (*view.plan.methods, *view.failed)}
+    shown = [formats.get((method, "")) for method in view.methods()["method"]]
+    methods = view.methods().replace({"method": titles})
+    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, formats=shown)]
+    pairs = view.pairs().replace({"method": titles})
+    if len(pairs):
+        about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
+        parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
+    if len(view.plan.seeds) > 1:
+        parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
+    return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
+
+
+def mean_curves(view: View) -> figures.Figure:
     """Test accuracy of each method, mean over seeds, in a band from the lowest seed to the highest."""
-    curves = {method: _curve([run for run in runs if run.experiment.method == method]) for method in plan.methods}
-    means: dict[str, list[Record]] = {
-        spoken(method): [{"round": n, "test": {"accuracy": statistics.fmean(values)}} for n, values in curve]
-        for method, curve in curves.items()
-    }
-    canvas = figures.accuracy(means)
-    canvas.texts[0].set_text("Test accuracy, mean over seeds; the bands reach from the lowest seed to the highest")
-    axes = canvas.axes[0]
-    for place, curve in enumerate(curves.values()):
-        low, high = ([end(values) for _, values in curve] for end in (min, max))
-        colour = figures.look(place)["color"]
-        axes.fill_between([n for n, _ in curve], low, high, color=colour, alpha=0.15, linewidth=0)
-    every = [value for curve in curves.values() for _, values in curve for value in values]
-    axes.set_ylim(max(0.0, min(every) - 0.02), min(1.0, max(every) + 0.02))
-    return canvas
+    formats = style.line_styles((method, "") for method in view.plan.methods)
+    found = []
+    for method in view.plan.methods:
+        seeds: dict[int, list[float]] = {}
+        for curve in view._of(method)["curve"]:
+            for number_of_round, accuracy, _ in curve:
+                seeds.setdefault(number_of_round, []).append(accuracy)
+        mean = [(rounds, statistics.fmean(values)) for rounds, values in seeds.items()]
+        band = [(min(values), max(values)) for values in seeds.values()]
+        found.append(Curve(method_title(method), formats[method, ""], mean, band=band))
+    return figures.curves(found, "Test accuracy, %, mean over seeds; bands reach from the lowest seed to the highest")
 
 
-def _curve(runs: Sequence[Run]) -> list[tuple[int, list[float]]]:
-    """(round, accuracies of the seeds) of each evaluation."""
-    each = [evaluations(run.metrics, "accuracy") for run in runs]
-    return [(points[0][0], [value for _, value in points]) for points in zip(*each, strict=True)]
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> Table:
-    return Table(columns, [[spoken(name), *cells] for name, *cells in rows])
+def _share(per_cent: float | None) -> float | str:
+    return "" if per_cent is None else round(per_cent / 100, 6)

@@ -20,9 +20,9 @@ from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
+from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.sweep_alike import what_counts
-from feddure.studies.sweep_names import combination
 from feddure.tracking.summary import flat
 
 EXAMPLE = """\

@@ -1,398 +1,483 @@
-"""What a sweep found: its combinations from best to worst, and whether the first is better than by chance."""
+"""What a sweep found: a leaderboard for each problem, and whether its first is better than by chance.
 
-import csv
-import io
-import statistics
+A problem is what the data are: the data set, and every field of the partition but its seed. Accuracies on different
+data cannot be compared, so each problem has a leaderboard of its own.
+"""
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import jinja2
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import style
-from feddure.reports.run_report import Picture, Table, embed
-from feddure.studies.compare_tables import Pair, Spread, paired
-from feddure.studies.grid.store import Cell, Measurement, Store, mean_of
-from feddure.studies.sweep import Point, Sweep
-from feddure.studies.sweep_boards import Board, divide
-from feddure.studies.sweep_names import axis_name, shown
-from feddure.tracking.summary import NOTHING, duration, number, points
-from feddure.version import VERSION
+from feddure.reports import figures, frame, names, style
+from feddure.reports.frame import Difference, Spread, mean_sd, signed
+from feddure.reports.page import Code, Group, Section, Text, embed, page, table
+from feddure.studies.grid.store import Store
+from feddure.studies.sweep import Changes, Point, Sweep
+from feddure.tracking.summary import NOTHING, duration, flat, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 _MOST_NAMED = 8  # missing cells that are named one by one
-_MOST_CARDS = 4  # boards whose best has a card
+_MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
+_MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
+_MOST_LINES, _MOST_PANELS = 10, 6  # of figures along the axes
+_LONGEST = 70  # characters of a name in a figure
+_WIDE_RANGE = 8  # largest over smallest value from which an axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Row:
-    """A combination over the seeds that are measured; accuracies are shares of 1."""
+    """A combination, and its runs: rows of the frame of results."""
 
     point: Point
-    measured: dict[int, Measurement]  # by seed
+    runs: pd.DataFrame
 
-    @property
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        return frame.measured(self.runs)
+
+    @cached_property
     def last10(self) -> Spread | None:
-        return self._spread([found.accuracy_last10 for found in self.measured.values()])
-
-    @property
-    def last(self) -> Spread | None:
-        return self._spread([found.accuracy_last for found in self.measured.values()])
-
-    @property
-    def steps(self) -> float | None:
-        return self._mean([found.local_steps for found in self.measured.values()])
-
-    @property
-    def seconds(self) -> float | None:
-        return self._mean([found.seconds for found in self.measured.values()])
+        return mean_sd(self.runs["accuracy_last10"])
 
     @property
     def left_out(self) -> float:
         """The largest share of updates that a seed lost because they were not finite."""
-        return max((found.left_out for found in self.measured.values()), default=0.0)
+        return float(self.measured["left_out"].max()) if len(self.measured) else 0.0
 
     @property
     def diverged(self) -> bool:
         return self.left_out > _MOST_LEFT_OUT
 
     @property
-    def absent(self) -> list[Cell]:
-        """The cells that are not measured."""
-        return [cell for cell in self.point.cells if cell.experiment.seed not in self.measured]
+    def ranked(self) -> bool:
+        return self.last10 is not None and not self.diverged
+
+    def against(self, other: "Row") -> Difference | None:
+        """How much more accurate this one is on the seeds that both have; None where there are none."""
+        return frame.paired(frame.by_seed(self.runs), frame.by_seed(other.runs))
 
     @property
-    def ranked(self) -> bool:
-        return bool(self.measured) and not self.diverged
-
-    def against(self, other: "Row") -> Pair | None:
-        """How much more accurate this one is on the seeds that both have; None where there are none."""
-        seeds = [seed for seed in self.measured if seed in other.measured]
-        if not seeds:
-            return None
-        mine, theirs = ([row.measured[seed].accuracy_last10 for seed in seeds] for row in (self, other))
-        return Pair(self.point.name, other.point.name, "last10", len(seeds), *paired(mine, theirs))
-
-    @staticmethod
-    def _mean(values: Sequence[float]) -> float | None:
-        return statistics.fmean(values) if values else None
-
-    @staticmethod
-    def _spread(values: Sequence[float]) -> Spread | None:
-        if not values:
-            return None
-        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    def result(self) -> str:
+        if self.last10 is None:
+            return "not measured"
+        return f"diverged, {self.last10}" if self.diverged else str(self.last10)
 
 
-Ranking = tuple[Board, list[Row]]
-"""A board with its combinations, best first."""
+@dataclass(frozen=True)
+class Leaderboard:
+    """The combinations of a sweep that are measured on the same data, best first, named by what they differ in."""
+
+    title: str  # what the data are; empty where the sweep has a single leaderboard
+    axes: tuple[str, ...]
+    rows: list[Row]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        return pd.concat([row.runs for row in self.rows])
+
+    @property
+    def cases(self) -> bool:
+        return any(row.point.case for row in self.rows)
+
+    @property
+    def numbers_from(self) -> int:
+        """The first column of its table that holds what was found."""
+        return 1 + self.cases + len(self.axes)
+
+    def verdict(self) -> str:
+        """Whether the best differs from the second by more than chance, in a sentence."""
+        rows, ranked = self.rows, [row for row in self.rows if row.ranked]
+        if not ranked:
+            return "All that is measured diverged." if any(row.last10 for row in rows) else "Nothing is measured yet."
+        if len(rows) == 1:
+            return f"{ranked[0].point.name} is the only combination."
+        if len(ranked) == 1:
+            return f"Only {ranked[0].point.name} is measured{' and did not diverge' if rows[1].diverged else ''}."
+        best, second = ranked[:2]
+        found = best.against(second)
+        both = f"{best.point.name} over {second.point.name}"
+        if found is None:
+            return f"{both}: no seed is measured for both, so nothing can be said."
+        lead = f"{both}: {signed(found.mean, 2)} points on the same {_seeds(found.n)}"
+        if not found.interval:
+            return f"{lead}; {'one seed cannot tell whether that is chance' if found.n < 2 else found.verdict}."
+        told = "more than chance between these two" if found.above else "no difference can be told"
+        return f"{lead}, 95 % interval {found.interval}: {told}."
+
+    def table(self, brief: bool = False) -> pd.DataFrame:
+        """As people read it: the place, what was varied, what was found; `brief` fits a terminal."""
+        varied = ["combination"] if brief else [*["case"] * self.cases, *map(names.axis, self.axes)]
+        columns = ["", *varied, frame.mean_of(self.runs), "last", "seeds", "steps", "time", "from the best"]
+        lines = []
+        for place, row in enumerate(self.rows, 1):
+            found = row.against(self.rows[0]) if place > 1 else None
+            values = [names.shown(key, row.point.values[key]) for key in self.axes]
+            done, wanted = len(row.measured), len(row.runs)
+            lines.append(
+                [
+                    place if row.ranked else NOTHING,
+                    *([row.point.name] if brief else [*[row.point.case] * self.cases, *values]),
+                    row.result,
+                    mean_sd(row.runs["accuracy_last"]) or NOTHING,
+                    f"{done}" if done == wanted else f"{done} of {wanted}",
+                    number(_mean(row, "local_steps"), 1),
+                    duration(_mean(row, "seconds")),
+                    signed(found.mean, 2) if found else "",
+                    found.interval if found else "",
+                ]
+            )
+        table = pd.DataFrame(lines, columns=[*columns, "95 % interval"])
+        return table.drop(columns=["last", "95 % interval"]) if brief else table
 
 
-def rankings(sweep: Sweep, store: Store) -> list[Ranking]:
-    """All leaderboards of a sweep: one for each problem, or a single one."""
-    return [(board, leaderboard(board.sweep, store)) for board in divide(sweep)]
+def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Leaderboard]:
+    """All leaderboards of a sweep: one for each problem, or a single one; `failed` has reasons by cells' hashes.
 
-
-def leaderboard(sweep: Sweep, store: Store) -> list[Row]:
-    """The combinations by their mean accuracy over seeds, best first; then what diverged, then what is not measured."""
-    rows = []
-    for point in sweep.points:
-        found = {cell.experiment.seed: store.find(cell) for cell in point.cells}
-        rows.append(Row(point, {seed: one for seed, one in found.items() if one is not None}))
-    return sorted(rows, key=lambda row: (not row.measured, row.diverged, -row.last10.mean if row.last10 else 0.0))
-
-
-def every_row(ranked: Sequence[Ranking]) -> list[Row]:
-    """The combinations of all boards, board by board."""
-    return [row for _, rows in ranked for row in rows]
-
-
-def verdict(rows: Sequence[Row]) -> str:
-    """Whether the best differs from the second by more than chance, in a sentence."""
-    ranked = [row for row in rows if row.ranked]
-    if not ranked:
-        return "All that is measured diverged." if any(row.measured for row in rows) else "Nothing is measured yet."
-    if len(rows) == 1:
-        return f"{ranked[0].point.name} is the only combination."
-    if len(ranked) == 1:
-        return f"Only {ranked[0].point.name} is measured{' and did not diverge' if rows[1].diverged else ''}."
-    best, second = ranked[:2]
-    pair = best.against(second)
-    names = f"{best.point.name} over {second.point.name}"
-    if pair is None:
-        return f"{names}: no seed is measured for both, so nothing can be said."
-    lead = f"{names}: {_points(pair.difference)} points on the same {_seeds(pair.seeds)}"
-    if pair.seeds < 2:
-        return f"{lead}; one seed cannot tell whether that is chance."
-    if pair.low is None or pair.high is None:
-        return f"{lead}; {pair.verdict}."
-    interval = f"95 % interval {_points(pair.low)} to {_points(pair.high)}"
-    if pair.low > 0:
-        return f"{lead}, {interval}: more than chance between these two."
-    return f"{lead}, {interval}: no difference can be told."
-
-
-def accuracy_name(rows: Sequence[Row], spelled_out: bool = False) -> str:
-    """What the accuracies are that the rows are ordered by."""
-    return mean_of((found for row in rows for found in row.measured.values()), spelled_out)
-
-
-def explanation(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """What the columns are, and what not to read into them; said once for all boards."""
-    several = len(divide(sweep)) > 1
-    apart = ", each board on its own because accuracies on different data cannot be compared" if several else ""
-    spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
-    return (
-        f"Ordered by test accuracy in %, {accuracy_name(rows, spelled_out=True)}{spread}{apart}. Steps: local ones "
-        "per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is by "
-        "Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
-        f"new seeds before you rely on its lead.{_left_out(rows)}"
-    )
-
-
-def _left_out(rows: Sequence[Row]) -> str:
-    """Which combinations lost updates, and what follows from that."""
-    named = [f"{row.point.name} {100 * row.left_out:.0f} %" for row in rows if row.left_out]
-    if not named:
-        return ""
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    return (
-        f" Updates of clients that were not finite were left out, in the worst seed of {'; '.join(named[:_MOST_NAMED])}"
-        f"{more}: what lost more than half of them diverged and has no place."
-    )
-
-
-def columns_and_lines(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Column names and cells, as people read them: the place, what was varied, what was found."""
-    cases = any(point.case for point in sweep.points)
-    columns = ["", *(["case"] if cases else []), *(axis_name(key) for key in sweep.axes)]
-    columns += [accuracy_name(rows), "last", "seeds", "steps", "time", "from the best", "95 % interval"]
-    lines = []
-    for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
-        case = [row.point.case] if cases else []
-        lines.append(
-            [
-                f"{place}" if row.ranked else NOTHING,
-                *case,
-                *(shown(key, row.point.values[key]) for key in sweep.axes),
-                _result(row),
-                _accuracy(row.last),
-                _of(row, sweep),
-                number(row.steps, 1),
-                duration(row.seconds),
-                _points(pair.difference) if pair else "",
-                f"{_points(pair.low)} to {_points(pair.high)}" if pair and pair.low is not None else "",
-            ]
-        )
-    return columns, lines
-
-
-def numbers_from(sweep: Sweep) -> int:
-    """The first column of a leaderboard that holds what was found."""
-    return 1 + any(point.case for point in sweep.points) + len(sweep.axes)
-
-
-def brief(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The same for a terminal: one column for what was varied, and no intervals."""
-    columns = ["", "combination", accuracy_name(rows), "seeds", "steps", "time", "from best"]
-    return columns, [
-        [
-            f"{place}" if row.ranked else NOTHING,
-            row.point.name,
-            _result(row),
-            _of(row, sweep),
-            number(row.steps, 1),
-            duration(row.seconds),
-            _points(pair.difference) if pair else "",
-        ]
-        for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1)
-    ]
-
-
-def _from_best(rows: Sequence[Row]) -> list[Pair | None]:
-    """Each row's difference from the first; None for the first itself and where no seed is shared."""
-    return [None if row is rows[0] else row.against(rows[0]) for row in rows]
-
-
-def _result(row: Row) -> str:
-    if not row.measured:
-        return "not measured"
-    return f"diverged, {_accuracy(row.last10)}" if row.diverged else _accuracy(row.last10)
-
-
-def _of(row: Row, sweep: Sweep) -> str:
-    """How many seeds are measured, and of how many where some are missing."""
-    return f"{len(row.measured)}" + (f" of {len(sweep.seeds)}" if len(row.measured) < len(sweep.seeds) else "")
-
-
-def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
-    """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths.
-
-    `failed` says why cells could not be measured, by their hashes.
+    Combinations are ordered by their mean accuracy over seeds; then comes what diverged, then what is not measured.
     """
-    from feddure.studies import sweep_figures
-
-    store.tabulate(sweep.cells())
-    ranked = rankings(sweep, store)
-    notes = _notes(ranked, failed or {})
-    contents = {TABLE_FILE: _csv(sweep, ranked).encode(), PAGE_FILE: _markdown(sweep, ranked, notes).encode()}
-    pictures = []
-    if any(row.measured for row in every_row(ranked)):
-        figure = sweep_figures.leaderboard(sweep, [(board.title, rows) for board, rows in ranked])
-        contents[FIGURE_FILE] = style.render(figure, "png")
-        pictures.append(embed(figure, "Test accuracy of each combination, best first"))
-        along = sweep_figures.along_axes(sweep, leaderboard(sweep, store))
-        if along is not None:
-            pictures.append(embed(along, "Test accuracy against the values that were varied"))
-    contents[REPORT_FILE] = _html(sweep, ranked, notes, pictures).encode()
-    for name, content in contents.items():
-        write_whole(store.folder / name, content, RunError)
-    return [store.folder / name for name in contents]
-
-
-def _html(sweep: Sweep, ranked: Sequence[Ranking], notes: Sequence[str], pictures: Sequence[Picture]) -> str:
-    """The page in the look of all reports: it needs nothing beside itself, no network and no script."""
-    loaders = [jinja2.PackageLoader("feddure.reports")]
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    rows = every_row(ranked)
-    return environment.get_template("sweep.html.j2").render(
-        title=sweep.name,
-        text=sweep.text,
-        verdicts=[(board.title, verdict(own)) for board, own in ranked],
-        notes=notes,
-        cards=_cards(sweep, ranked),
-        explanation=explanation(sweep, rows),
-        boards=[
-            (board.title, Table(*columns_and_lines(board.sweep, own), frozenset({"1"})), numbers_from(board.sweep))
-            for board, own in ranked
-        ],
-        pictures=pictures,
-        provenance=_provenance(rows),
-        version=VERSION,
-    )
-
-
-def _cards(sweep: Sweep, ranked: Sequence[Ranking]) -> list[tuple[str, str, str]]:
-    rows = every_row(ranked)
-    done = sum(len(row.measured) for row in rows)
-    cells = len(sweep.points) * len(sweep.seeds)
-    cards = [
-        (f"best, {board.title or accuracy_name(own)}", f"{_accuracy(own[0].last10)} %", own[0].point.name)
-        for board, own in ranked
-        if own[0].measured
-    ]
-    problems = f" of {len(ranked)} problems" if len(ranked) > 1 else ""
-    note = f"{len(sweep.points)} combinations{problems}, {_seeds(len(sweep.seeds))}"
-    counted = ("cells measured", f"{done} of {cells}", note)
-    return [*cards, counted] if len(ranked) <= _MOST_CARDS else [counted]
-
-
-def _notes(ranked: Sequence[Ranking], failed: Mapping[str, str]) -> list[str]:
-    """What a reader must know before the numbers: cells that failed, and those that nobody has tried."""
-    vain: dict[tuple[str, str], list[int]] = {}
-    absent = []
-    for board, rows in ranked:
-        for row in rows:
-            name = f"{board.title}: {row.point.name}" if board.title else row.point.name
-            for cell in row.absent:
-                if cell.hash in failed:
-                    vain.setdefault((name, failed[cell.hash]), []).append(cell.experiment.seed)
-                else:
-                    absent.append(f"{name}, seed {cell.experiment.seed}")
-    said = [
-        f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} ({reason})"
-        for (name, reason), seeds in vain.items()
-    ]
-    found = [f"Failed: {_listed(said)}."] if said else []
-    if absent:
-        found.append(f"Not measured: {_listed(absent)}. The order may change when they are.")
+    found = []
+    for title, axes, points in divide(sweep):
+        rows = [Row(point, frame.of_cells(point.cells, store, failed)) for point in points]
+        rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
+        found.append(Leaderboard(title, axes, rows))
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return "; ".join(names[:_MOST_NAMED]) + more
+def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
+    """What the columns are, and what not to read into them; said once for all leaderboards."""
+    apart = (
+        ", each leaderboard on its own because accuracies on different data cannot be compared"
+        if len(found) > 1
+        else ""
+    )
+    spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
+    lost = [
+        f"{row.point.name} {100 * row.left_out:.0f} %"
+        for leaderboard in found
+        for row in leaderboard.rows
+        if row.left_out
+    ]
+    left_out = (
+        f" Updates of clients that were not finite were left out, in the worst seed of {_listed(lost)}: what lost more "
+        "than half of them diverged and has no place."
+    )
+    return (
+        f"Ordered by test accuracy in %, {frame.mean_of(_every(found), spelled_out=True)}{spread}{apart}. Steps: local "
+        "ones per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is "
+        "by Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
+        f"new seeds before you rely on its lead.{left_out if lost else ''}"
+    )
 
 
-def _provenance(rows: Sequence[Row]) -> list[str]:
-    found = [one.columns() for row in rows for one in row.measured.values()]
-    said = {name: ", ".join(dict.fromkeys(columns[name] for columns in found)) for name in ("hardware", "versions")}
-    return [f"Measured on {said['hardware']} with {said['versions']}."] if found else []
+def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
+    """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
+    store.tabulate(sweep.cells())
+    found = leaderboards(sweep, store, failed)
+    notes = _notes(found)
+    frame.write_csv(store.folder / TABLE_FILE, _numbers(sweep, found))
+    contents = {PAGE_FILE: _markdown(sweep, found, notes).encode()}
+    pictures = []
+    if len(frame.measured(_every(found))):
+        figure = draw(found)
+        contents[FIGURE_FILE] = style.render(figure, "png")
+        pictures.append(embed(figure, "Test accuracy of each combination, best first"))
+        along = along_axes(sweep, found)
+        if along is not None:
+            pictures.append(embed(along, "Test accuracy against the values that were varied"))
+    contents[REPORT_FILE] = _html(sweep, found, notes, pictures).encode()
+    for name, content in contents.items():
+        write_whole(store.folder / name, content, RunError)
+    return [store.folder / name for name in (TABLE_FILE, *contents)]
 
 
-def _markdown(sweep: Sweep, ranked: Sequence[Ranking], notes: Sequence[str]) -> str:
-    rows, notes = every_row(ranked), [note.replace("<", r"\<") for note in notes]
-    text = [f"# {sweep.name}"]
-    if len(ranked) == 1:
-        text += [verdict(rows), *notes, _markdown_table(sweep, rows)]
+# --- problems ----------------------------------------------------------------------------------------------
+def divide(sweep: Sweep) -> list[tuple[str, tuple[str, ...], list[Point]]]:
+    """Title, axes and combinations of each problem; a single one where no problem has two combinations to rank."""
+    groups: dict[str, list[Point]] = {}
+    for point in sweep.points:
+        groups.setdefault(repr(_problem(point)), []).append(point)
+    if len(groups) == 1 or all(len(group) == 1 for group in groups.values()):
+        return [("", sweep.axes, list(sweep.points))]
+    every = [_fields(point) for point in sweep.points]
+    by_case = [key for key in every[0] if key not in sweep.axes and any(one[key] != every[0][key] for one in every)]
+    # A case that says what its data are stands in the title rather than in the rows.
+    cases: dict[str, set[str]] = {}
+    for point in sweep.points:
+        cases.setdefault(repr([_problem(point)[key] for key in by_case]), set()).add(point.case)
+    named = bool(by_case) and all(len(found) == 1 for found in cases.values())
+    return [_divided(sweep, group, by_case, named) for group in groups.values()]
+
+
+def _divided(
+    sweep: Sweep, group: Sequence[Point], by_case: Sequence[str], named: bool
+) -> tuple[str, tuple[str, ...], list[Point]]:
+    first = group[0]
+    fixed = [key for key in sweep.axes if _is_problem(key) and all(p.values[key] == first.values[key] for p in group)]
+    axes = tuple(key for key in sweep.axes if key not in fixed)
+    parts = [names.part(key, first.values[key]) for key in fixed]
+    if named:
+        parts.append(first.case)
     else:
-        text += notes
-        for board, own in ranked:
-            text += [f"## {board.title}", verdict(own), _markdown_table(board.sweep, own)]
-    text += [explanation(sweep, rows), *_provenance(rows)]
+        there = {key: _problem(first)[key] for key in by_case}
+        parts += [names.part(key, value) for key, value in there.items() if value is not None]
+        parts = parts or [names.part(key, value) for key, value in there.items()]
+    points = []
+    for point in group:
+        case = "" if named else point.case
+        name = names.combination(case, {key: point.values[key] for key in axes})
+        points.append(replace(point, name=name or point.name, case=case))
+    return ", ".join(parts), axes, points
+
+
+def _problem(point: Point) -> Changes:
+    """What a combination's data are; without Dirichlet, gamma means nothing."""
+    fields = _fields(point)
+    return fields if "dir" in fields["partition.setting"] else fields | {"partition.gamma": None}
+
+
+def _fields(point: Point) -> Changes:
+    return {key: value for key, value in flat(point.cells[0].experiment).items() if _is_problem(key)}
+
+
+def _is_problem(key: str) -> bool:
+    return key == "dataset" or (key.startswith("partition.") and key != "partition.seed")
+
+
+# --- files -------------------------------------------------------------------------------------------------
+def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
+    """All leaderboards as numbers; accuracies and differences in per cent, as in results.csv."""
+    whole = {point.cells[0].hash: point for point in sweep.points}  # with a case that is in a title
+    lines = []
+    for leaderboard in found:
+        for place, row in enumerate(leaderboard.rows, 1):
+            point = whole[row.point.cells[0].hash]
+            line: dict[str, Any] = {"problem": leaderboard.title, "place": place if row.ranked else ""}
+            line |= {"case": point.case} if any(one.case for one in sweep.points) else {}
+            line |= {key: point.values[key] for key in sweep.axes}
+            missing = row.runs[row.runs["accuracy_last10"].isna()]
+            line["seeds_measured"] = " ".join(map(str, row.measured["seed"]))
+            line["seeds_missing"] = " ".join(map(str, missing["seed"]))
+            for which in ("last10", "last"):
+                spread = mean_sd(row.runs[f"accuracy_{which}"])
+                line |= {f"accuracy_{which}_{what}": _rounded(spread, what, 4) for what in ("mean", "sd")}
+            if len(row.measured):
+                line |= {"local_steps": round(row.measured["local_steps"].mean(), 2)}
+                line |= {"seconds": round(row.measured["seconds"].mean(), 1)}
+            against = row.against(leaderboard.rows[0]) if place > 1 else None
+            for column, what in (("from_best", "mean"), ("interval_low", "low"), ("interval_high", "high")):
+                line[column] = _rounded(against, what, 4)
+            lines.append(line | {"config_hashes": " ".join(row.runs["cell"])})
+    return pd.DataFrame(lines, dtype=object)
+
+
+def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pictures: Sequence[Any]) -> str:
+    parts: list[Any] = []
+    for leaderboard in found:
+        parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
+        parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
+    file = f"{sweep.name}.yaml"
+    again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
+    return page(
+        "Sweep",
+        sweep.name,
+        [(leaderboard.title, leaderboard.verdict()) for leaderboard in found],
+        [
+            Section(
+                "Leaderboards" if len(found) > 1 else "Leaderboard", explanation(sweep, found), [*parts, *pictures]
+            ),
+            Section("Run it again", again, [Code(f"feddure sweep {file}"), Group([Code(sweep.text)], file)]),
+        ],
+        notes=notes,
+        cards=_cards(sweep, found),
+        footer=frame.provenance(_every(found)),
+    )
+
+
+def _cards(sweep: Sweep, found: Sequence[Leaderboard]) -> list[tuple[str, str, str]]:
+    cards = []
+    for leaderboard in found:
+        best = leaderboard.rows[0]
+        about = leaderboard.title or frame.mean_of(leaderboard.runs)
+        cards += [(f"best, {about}", f"{best.last10} %", best.point.name)] if best.last10 else []
+    problems = f" of {len(found)} problems" if len(found) > 1 else ""
+    note = f"{len(sweep.points)} combinations{problems}, {_seeds(len(sweep.seeds))}"
+    runs = _every(found)
+    counted = ("cells measured", f"{len(frame.measured(runs))} of {len(runs)}", note)
+    return [*cards, counted] if len(found) <= _MOST_CARDS else [counted]
+
+
+def _notes(found: Sequence[Leaderboard]) -> list[str]:
+    """What a reader must know before the numbers: cells that failed, and those that nobody has tried."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    absent = []
+    for leaderboard in found:
+        for row in leaderboard.rows:
+            name = f"{leaderboard.title}: {row.point.name}" if leaderboard.title else row.point.name
+            for run in row.runs[row.runs["accuracy_last10"].isna()].itertuples():
+                if run.failed:
+                    failed.setdefault((name, str(run.failed)), []).append(str(run.seed))
+                else:
+                    absent.append(f"{name}, seed {run.seed}")
+    said = [
+        f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
+        for (name, reason), seeds in failed.items()
+    ]
+    notes = [f"Failed: {_listed(said)}."] if said else []
+    return notes + ([f"Not measured: {_listed(absent)}. The order may change when they are."] if absent else [])
+
+
+def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
+    text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
+    for leaderboard in found:
+        text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
+        text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]
+    text += [frame.escaped(explanation(sweep, found)), *frame.provenance(_every(found))]
     return "\n\n".join(text) + "\n"
 
 
-def _markdown_table(sweep: Sweep, rows: Sequence[Row]) -> str:
-    columns, lines = columns_and_lines(sweep, rows)
-    aligned = ["---" if place < numbers_from(sweep) else "---:" for place in range(len(columns))]
-    table = [columns, aligned, *lines]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in table)
+# --- figures -----------------------------------------------------------------------------------------------
+def draw(found: Sequence[Leaderboard]) -> Figure:
+    """A dot for the mean of each combination, a bar of one standard deviation, and its seeds as small rings.
+
+    Boards stand below one another, each under its title, on one scale.
+    """
+    measured = [replace(leaderboard, rows=[row for row in leaderboard.rows if row.last10]) for leaderboard in found]
+    shown = [leaderboard for leaderboard in measured if leaderboard.rows]
+    drawn = shown[:_MOST_LEADERBOARDS]
+    most = max(_MOST_ROWS // len(drawn), _FEWEST_ROWS)
+    lengths = [min(most, len(leaderboard.rows)) for leaderboard in drawn]
+    several = any(len(row.runs) > 1 for leaderboard in drawn for row in leaderboard.rows)
+    title = "Mean over seeds ± one standard deviation; rings are single seeds" if several else "One seed each"
+    absent = [f"the best {most} of each"] if any(len(leaderboard.rows) > most for leaderboard in drawn) else []
+    absent += [f"the first {len(drawn)} of {len(shown)} leaderboards"] if len(shown) > len(drawn) else []
+    with style.applied():
+        height = sum(0.3 * length + 0.45 for length in lengths) + 0.7
+        canvas = style.new_figure(figures.WIDE, height)
+        panels = canvas.subplots(len(drawn), 1, sharex=True, squeeze=False, height_ratios=[n + 0.5 for n in lengths])
+        for axes, leaderboard in zip(panels.flat, drawn, strict=True):
+            _ranked(axes, leaderboard.rows[:most])
+            axes.set_title(style.short(leaderboard.title, _LONGEST))
+        runs = pd.concat([leaderboard.runs for leaderboard in drawn])
+        panels[-1, 0].set_xlabel(f"test accuracy, %, {frame.mean_of(runs, spelled_out=True)}")
+        canvas.suptitle(title + (f" ({', '.join(absent)})" if absent else ""), x=0.01, ha="left")
+    return canvas
 
 
-def _csv(sweep: Sweep, ranked: Sequence[Ranking]) -> str:
-    """All boards; accuracies and differences in per cent, as in results.csv."""
-    cases = any(point.case for point in sweep.points)
-    head = ["problem", "place", *(["case"] if cases else []), *sweep.axes, "seeds_measured", "seeds_missing"]
-    head += [f"accuracy_{which}_{what}" for which in ("last10", "last") for what in ("mean", "sd")]
-    head += ["local_steps", "seconds", "from_best", "interval_low", "interval_high", "config_hashes"]
-    whole = {point.cells[0].hash: point for point in sweep.points}  # a board's leave out a case that is in its title
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for board, rows in ranked:
-        for place, (row, pair) in enumerate(zip(rows, _from_best(rows), strict=True), 1):
-            point = whole[row.point.cells[0].hash]
-            measured = [
-                place if row.ranked else "",
-                *([point.case] if cases else []),
-                *(point.values[key] for key in sweep.axes),
-                " ".join(map(str, row.measured)),
-                " ".join(str(seed) for seed in sweep.seeds if seed not in row.measured),
-            ]
-            writer.writerow([board.title, *measured, *_numbers(row, pair), " ".join(cell.hash for cell in point.cells)])
-    return text.getvalue()
+def _ranked(axes: Axes, rows: Sequence[Row]) -> None:
+    for place, row in enumerate(rows):
+        assert row.last10 is not None
+        colour = style.BLUE if place == 0 else style.MUTED
+        seeds = list(row.measured["accuracy_last10"])
+        if len(seeds) > 1:
+            axes.plot(seeds, [place] * len(seeds), "o", markerfacecolor="none", color=colour, alpha=0.5)
+        axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, fmt="o", markersize=6, color=colour, capsize=3)
+    axes.set_yticks(range(len(rows)), [style.short(row.point.name, _LONGEST) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
 
 
-def _numbers(row: Row, pair: Pair | None) -> list[float | str]:
-    spreads = [(spread.mean, spread.deviation) if spread else (None, None) for spread in (row.last10, row.last)]
-    return [
-        *(_hundredfold(value) for spread in spreads for value in spread),
-        "" if row.steps is None else round(row.steps, 2),
-        "" if row.seconds is None else round(row.seconds, 1),
-        *(_hundredfold(value) for value in ((pair.difference, pair.low, pair.high) if pair else [None] * 3)),
-    ]
+def along_axes(sweep: Sweep, found: Sequence[Leaderboard]) -> Figure | None:
+    """Lines for a grid with one axis of numbers, heat maps for one with two; None for any other."""
+    numeric = [key for key in sweep.axes if _is_numeric([point.values[key] for point in sweep.points])]
+    by_cell = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
+    lines = []
+    for point in sweep.points:
+        row = by_cell[point.cells[0].hash]
+        others = {key: value for key, value in point.values.items() if key not in numeric}
+        best = any(row is leaderboard.rows[0] for leaderboard in found)
+        group = style.short(names.combination(point.case, others), _LONGEST)
+        mean, sd = (row.last10.mean, row.last10.sd or 0.0) if row.last10 else (np.nan, np.nan)
+        lines.append(point.values | {"group": group, "mean": mean, "sd": sd, "best": best})
+    data = pd.DataFrame(lines)
+    groups = data.loc[data["mean"].notna(), "group"].nunique()
+    if len(numeric) == 1 and groups <= _MOST_LINES:
+        return _lines(numeric[0], data[data["mean"].notna()], len(sweep.seeds) > 1)
+    if len(numeric) == 2 and groups <= _MOST_PANELS:
+        return _maps(numeric, data, frame.mean_of(_every(found), spelled_out=True))
+    return None
 
 
-def _hundredfold(share: float | None) -> float | str:
-    return "" if share is None else round(100 * share, 4)
+def _is_numeric(values: Sequence[Any]) -> bool:
+    plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return plain and len(set(values)) > 1
 
 
-def _accuracy(spread: Spread | None) -> str:
-    if spread is None:
-        return NOTHING
-    if spread.deviation is None:
-        return points(spread.mean)
-    return f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}"  # more digits would be lost in the spread
+def _lines(key: str, data: pd.DataFrame, several: bool) -> Figure:
+    values = sorted(set(data[key]))
+    groups = list(data.groupby("group", sort=False))
+    formats = style.run_line_styles([""] * len(groups))
+    with style.applied():
+        canvas = style.new_figure(figures.WIDE, 3.8 + 0.06 * len(groups))
+        axes = canvas.add_subplot()
+        for (_, own), fmt in zip(groups, formats, strict=True):
+            own = own.sort_values(key)
+            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, **fmt)
+        if values[0] > 0 and values[-1] / values[0] >= _WIDE_RANGE:
+            axes.set_xscale("log")
+        axes.set_xticks(values, [names.shown(key, value) for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(names.axis(key))
+        bars = ", mean over seeds ± one standard deviation" if several else ""
+        axes.set_title(f"Test accuracy, %, against {names.axis(key)}{bars}")
+        if len(groups) > 1:
+            style.legend(canvas, [str(name) for name, _ in groups], axes.containers)
+    return canvas
 
 
-def _points(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.2f}".replace("-", "−")
+def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
+    """One map for each group with the same colours in all; a combination that is not measured stays white."""
+    columns, lines = (sorted(set(data[key])) for key in keys)
+    low, high = data["mean"].min(), data["mean"].max()
+    formats: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
+    formats |= {"vmin": low - 0.25 * (high - low) - 1e-9, "vmax": high}
+    groups = list(data.groupby("group", sort=False))
+    width = 0.75 * len(columns) + 1.2
+    beside = max(1, min(len(groups), int(figures.WIDE // width)))
+    deep = -(-len(groups) // beside)
+    with style.applied():
+        canvas = style.new_figure(min(figures.WIDE, max(5.2, beside * width)), deep * (0.45 * len(lines) + 0.9) + 0.4)
+        for place, (name, own) in enumerate(groups, 1):
+            axes = style.bare(canvas.add_subplot(deep, beside, place))
+            mean, best = (own.pivot(index=keys[1], columns=keys[0], values=which) for which in ("mean", "best"))
+            axes.pcolormesh(mean.to_numpy(), **formats)
+            bold = set(zip(*np.nonzero(best.to_numpy()), strict=True))
+            figures.write_values(axes, mean.to_numpy(), "{:.1f}", bold, middle=low + 0.45 * (high - low))
+            axes.set_xticks(np.arange(len(columns)) + 0.5, [names.shown(keys[0], value) for value in columns])
+            axes.set_yticks(np.arange(len(lines)) + 0.5, [names.shown(keys[1], value) for value in lines])
+            axes.set_xlabel(names.axis(keys[0]))
+            axes.set_ylabel(names.axis(keys[1]))
+            axes.set_title(str(name), fontsize=9)
+        canvas.suptitle(f"Test accuracy, %, {mean_of}; mean over seeds", x=0.01, ha="left", size=10)
+    return canvas
+
+
+def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:
+    return pd.concat([leaderboard.runs for leaderboard in found])
+
+
+def _mean(row: Row, column: str) -> float | None:
+    return float(row.measured[column].mean()) if len(row.measured) else None
+
+
+def _rounded(found: Spread | Difference | None, what: str, digits: int) -> float | str:
+    value = getattr(found, what) if found is not None else None
+    return "" if value is None else round(value, digits)
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
 
 
 def _seeds(count: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from feddure import config
 from feddure.config import Experiment
-from feddure.tracking.records import Record, Run
+from feddure.tracking.records import Record
 
 LAST = 10
 """Evaluations in the mean that comparisons use."""
@@ -77,10 +77,15 @@ class Summary:
 
     @property
     def mean_of(self) -> str:
-        """What `accuracy_last10` is the mean of; a young run has fewer than ten evaluations."""
-        if 0 < self.evaluations < LAST:
-            return "its only evaluation" if self.evaluations == 1 else f"mean of all {self.evaluations}"
-        return f"mean of last {LAST}"
+        """What `accuracy_last10` is the mean of."""
+        return mean_of(self.evaluations)
+
+
+def mean_of(count: int) -> str:
+    """What the mean of the last ten of so many evaluations is called; a young run has fewer than ten."""
+    if 0 < count < LAST:
+        return "its only evaluation" if count == 1 else f"mean of all {count}"
+    return f"mean of last {LAST}"
 
 
 def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summary:
@@ -108,34 +113,6 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
     """(round, value) of an evaluated quantity of the global model, or of the averaged one (`test_ema`)."""
     found = ((record["round"], (record.get(model) or {}).get(quantity)) for record in metrics)
     return [(round_number, value) for round_number, value in found if value is not None]
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """Runs that are alike in everything but their seeds."""
-
-    label: str
-    seeds: tuple[int, ...]
-    last: tuple[float, float]  # mean and standard deviation over the seeds
-    last10: tuple[float, float]
-
-
-def over_seeds(runs: Sequence[Run]) -> list[Repeats]:
-    """Mean and spread of the accuracies of runs that differ in nothing but the seed, where there are any."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        tree = flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
-        groups.setdefault(repr(tree), []).append(run)
-    named = labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
-    found = []
-    for label, group in zip(named, groups.values(), strict=True):
-        summaries = [summarise(run.metrics) for run in group]
-        last = [s.accuracy_last for s in summaries if s.accuracy_last is not None]
-        last10 = [s.accuracy_last10 for s in summaries if s.accuracy_last10 is not None]
-        seeds = tuple(sorted({run.experiment.seed for run in group}))
-        if len(seeds) == len(group) == len(last) > 1:
-            found.append(Repeats(label, seeds, _mean_and_deviation(last), _mean_and_deviation(last10)))
-    return found
 
 
 def flat(experiment: Experiment) -> dict[str, Any]:
@@ -235,7 +212,3 @@ def _last(values: list[tuple[int, Any]]) -> float | None:
 
 def _mean_of_last(values: list[tuple[int, Any]]) -> float | None:
     return statistics.fmean(value for _, value in values[-LAST:]) if values else None
-
-
-def _mean_and_deviation(values: list[float]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.stdev(values)

@@ -1,10 +1,22 @@
-"""The paper's studies as lists of cells."""
+"""The paper's studies as lists of cells, and which measured cells a table shows."""
 
 import pytest
 
+import synthetic
 from feddure.errors import ConfigError
-from feddure.studies.grid import runner as grid
-from feddure.studies.paper.plan import STUDIES, TABLE1, Request, cells, check_names, check_once
+from feddure.studies.grid.store import Store
+from feddure.studies.paper.plan import (
+    STUDIES,
+    TABLE1,
+    Request,
+    begun,
+    cells,
+    check_names,
+    check_once,
+    gather,
+    is_apart,
+    stem,
+)
 
 
 def test_table_1_has_ninety_runs_a_data_set():
@@ -12,7 +24,6 @@ def test_table_1_has_ninety_runs_a_data_set():
     assert len(found) == len({cell.hash for cell in found}) == 180
     assert {cell.experiment.rounds for cell in found} == {200}
     assert {cell.experiment.method for cell in found} == set(TABLE1)
-    assert len(grid.groups([cell for cell in found if cell.experiment.dataset == "cifar10"])) == 10
 
 
 def test_charts_share_the_papers_own_point_with_its_tables():
@@ -68,3 +79,71 @@ def test_a_name_that_is_nearly_right_is_suggested():
         check_names("--methods", ["FedDur"], TABLE1)
     with pytest.raises(ConfigError, match=r"expected one of fedavg, .*feddure$"):
         check_names("--methods", ["xyz"], TABLE1)
+
+
+def request(**fields):
+    fields = {"datasets": ("cifar10",), "settings": ("dir-dir",), "methods": ("fedavg-matched", "feddure")} | fields
+    return Request(**fields)
+
+
+def filled(folder, *requests, study="table1"):
+    return synthetic.filled(folder, [cell for one in requests for cell in cells(study, one)], lambda cell: 50.0)
+
+
+def test_a_look_at_one_method_keeps_the_others_in_the_table(tmp_path):
+    store = filled(tmp_path, request())
+    shown = gather(cells("table1", request(methods=("feddure",), seeds=(0,))), store)
+    assert {cell.hash for cell in cells("table1", request())} <= {cell.hash for cell in shown}
+
+
+def test_cells_of_another_study_do_not_bring_their_data_set_along(tmp_path):
+    elsewhere = request(datasets=("fashion-mnist",), methods=("feddure",), seeds=(0,))
+    asked = cells("gamma", request(methods=("feddure",), seeds=(0,)))
+    store = filled(tmp_path, elsewhere)
+    assert {cell.experiment.dataset for cell in gather(asked, store)} == {"cifar10"}
+    store = filled(tmp_path, elsewhere, study="gamma")
+    assert {cell.experiment.dataset for cell in gather(asked, store)} == {"cifar10", "fashion-mnist"}
+
+
+def test_a_changed_method_is_a_row_of_its_own_in_the_same_table(tmp_path):
+    changed = request(methods=("fedmatch",), seeds=(0,), changes={"fedmatch.optimizer": "common"})
+    plain = cells("table1", request(seeds=(0,)))
+    assert not is_apart(cells("table1", changed))
+    assert stem(cells("table1", changed)) == "table1-aaai24"
+    shown = gather(plain, filled(tmp_path, request(seeds=(0,)), changed))
+    assert [cell.options for cell in shown if cell.options] == ["fedmatch.optimizer=common"]
+    assert {cell.experiment.method for cell in shown if not cell.options} == set(TABLE1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"rounds": 20}, "table1-aaai24-20-rounds"),
+        ({"changes": {"server.weight": "uniform"}}, "table1-aaai24-server.weight=uniform"),
+        ({"changes": {"server.weight": "uniform"}, "rounds": 5}, "table1-aaai24-5-rounds-server.weight=uniform"),
+    ],
+)
+def test_other_experiments_do_not_overwrite_the_studys_files(tmp_path, fields, name):
+    asked = cells("table1", request(**fields))
+    assert gather(asked, filled(tmp_path, request())) == asked
+    assert stem(asked) == name
+
+
+def test_long_names_of_files_are_cut_and_told_apart_by_a_hash():
+    def named(note):
+        return stem(cells("table1", request(changes={"options": {"note": note}})))
+
+    for letter in ("x", "ü", "漢"):
+        cut, other = named(letter * 300), named(letter * 299)
+        assert cut == named(letter * 300)
+        assert cut != other
+        assert len(cut.encode()) <= 110
+
+
+def test_what_is_begun_is_more_than_what_a_chart_shares_with_table_1(tmp_path):
+    store = filled(tmp_path, request(seeds=(0,)), request(seeds=(0,), preset="aaai24-fine"))
+    found = {(cell.study, cell.preset) for cell in begun(store)}
+    assert found == {(study, preset) for study in ("figure1", "table1") for preset in ("aaai24", "aaai24-fine")}
+    store = filled(tmp_path, request(seeds=(0,)), study="labels")
+    assert {cell.study for cell in begun(store)} == {"figure1", "table1", "labels"}
+    assert begun(Store(tmp_path / "empty")) == []

@@ -1,237 +1,278 @@
-"""What `reproduce` writes of a study: whole files for any part that is measured, pages that need nothing."""
+"""What `reproduce` writes: whole files for any part that is measured, pages that need nothing beside themselves."""
 
-import csv
+import json
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 import synthetic
 import tiny
+from feddure.errors import RunError
+from feddure.reports import style
 from feddure.studies.grid.store import Store
-from feddure.studies.paper import plan as reproduce
-from feddure.studies.paper import report as reproduce_report
+from feddure.studies.paper import figures, plan, report
+from feddure.studies.paper.claims import Claim, Criterion, Judgement
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
 
-METHODS = ("fedavg-matched", "fedmatch", "feddure")
+METHODS = {"fedavg-matched": 55.0, "fedmatch": 45.0, "feddure": 57.0}
+ENDINGS = ("csv", "md", "png", "html")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Files without their figures, which take most of the time."""
+    monkeypatch.setattr(figures, "figure", lambda rows: style.new_figure(1, 1))
 
 
 def request(**fields):
-    return reproduce.Request(**({"datasets": ("cifar10",), "methods": METHODS, "seeds": (0,)} | fields))
+    usual = {"datasets": ("cifar10",), "settings": ("dir-dir",), "methods": tuple(METHODS), "seeds": (0,)}
+    return plan.Request(**(usual | fields))
 
 
 def accuracy(cell):
-    return {"feddure": 57.0, "fedavg-matched": 55.0, "fedmatch": 45.0}[cell.experiment.method]
+    return METHODS[cell.experiment.method]
 
 
-def printed(parts, width=140):
-    console = Console(width=width, file=None, record=True, quiet=False, force_terminal=False)
+def printed(parts):
+    console = Console(width=140)
     with console.capture() as capture:
         for part in parts:
             console.print(part)
     return capture.get()
 
 
-def self_contained(path):
-    text = path.read_text()
-    assert text.startswith("<!DOCTYPE html>")
-    assert 'src="http' not in text
-    assert "<script" not in text
-    return text
+def written(folder, study="table1", kept=None, failed=None, **fields):
+    """What is shown of a study of which these cells are measured, and its files by their endings."""
+    cells = plan.cells(study, request(**fields))
+    store = synthetic.filled(folder, cells[kept or slice(None)], accuracy)
+    found = report.results(cells, store, failed)
+    name = plan.stem(cells)
+    page = report.write(found, name, folder)
+    assert page == folder / f"{name}.html"
+    texts = {end: (folder / f"{name}.{end}").read_text() for end in ENDINGS if end != "png"}
+    assert texts["html"].lstrip().startswith("<!DOCTYPE html>")
+    assert 'src="http' not in texts["html"]
+    assert "<script" not in texts["html"]
+    return texts | {"terminal": printed(report.show(found))}
 
 
 @pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
 def test_a_study_is_written_as_csv_markdown_figure_and_page(tmp_path, study):
-    cells = reproduce.cells(study, request(settings=("dir-dir",)))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    written = reproduce_report.write(study, cells, store, tmp_path)
-    assert {path.name for path in written} >= {f"{study}-aaai24.{end}" for end in ("csv", "md", "png", "html")}
+    texts = written(tmp_path, study)
+    for text in texts.values():
+        assert "57.0" in text
+        assert "fedmatch" in text.lower()
     assert (tmp_path / f"{study}-aaai24.png").read_bytes().startswith(b"\x89PNG")
-    page = self_contained(tmp_path / f"{study}-aaai24.html")
-    assert "57.00" in page
-    assert "FedMatch" in (tmp_path / f"{study}-aaai24.md").read_text()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    index, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
+    assert all(f'href="{study}-aaai24.{end}"' in index for end in ENDINGS)
+    assert f"({study}-aaai24.md)" in readme
 
 
-def test_a_table_with_some_of_its_cells_says_what_is_left(tmp_path):
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), seeds=(0, 1)))
-    store = synthetic.filled(tmp_path, cells[:2], accuracy)
-    reproduce_report.write("table1", cells, store, tmp_path)
-    page, text = ((tmp_path / f"table1-aaai24.{end}").read_text() for end in ("html", "md"))
-    for found in (page, text):
-        assert "not measured" in found
-        assert "feddure reproduce table1 --datasets cinic10" in found
-    assert "- CIFAR-10, FedDure: IID-IID (seed 0); IID-DIR (seed 0); DIR-DIR (seeds 0, 1)" in text
+def test_a_table_with_some_of_its_cells_says_what_is_left(tmp_path, quick):
+    texts = written(tmp_path, kept=slice(2), seeds=(0, 1))
+    for end in ("md", "html"):
+        assert "not measured" in texts[end]
+        assert "feddure reproduce table1 --datasets cinic10" in texts[end]
+        assert "CIFAR-10, FedDure: IID-IID (seed 0); IID-DIR (seed 0); DIR-DIR (seeds 0, 1)" in texts[end]
+    assert "2 of" in texts["terminal"]
 
 
-def test_cells_that_failed_are_listed_with_the_reason(tmp_path):
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), seeds=(0, 1)))
-    bad = [cell for cell in cells if cell.experiment.method == "fedmatch"]
-    store = synthetic.filled(tmp_path, [cell for cell in cells if cell not in bad], accuracy)
-    failed = {bad[0].hash: "ValueError: <a> mistake", bad[1].hash: "ValueError: <a> mistake"}
-    reproduce_report.write("table1", cells, store, tmp_path, failed)
-    page, text = ((tmp_path / f"table1-aaai24.{end}").read_text() for end in ("html", "md"))
-    line = "CIFAR-10, FedMatch: DIR-DIR (seeds 0, 1): ValueError: "
-    assert f"## Failed\n\n- {line}\\<a> mistake\n" in text
-    assert f"<li>{line}&lt;a&gt; mistake</li>" in page
-    left = text[text.index("## Not measured yet") :]
-    assert "FedMatch: IID-IID (seeds 0, 1); IID-DIR (seeds 0, 1)\n" in left
-    shown = printed(reproduce_report.show("table1", cells, store, failed))
-    assert "failed (" in shown
-    assert "measured; 2 failed" in shown
-    reproduce_report.write("table1", cells, store, tmp_path)
-    assert "Failed" not in (tmp_path / "table1-aaai24.md").read_text()
+def test_cells_that_failed_are_listed_with_the_reason(tmp_path, quick):
+    failed = {cell.hash: "ValueError: <a> mistake" for cell in plan.cells("table1", request())[1:2]}
+    texts = written(tmp_path, kept=slice(1), failed=failed)
+    assert "CIFAR-10, FedMatch: DIR-DIR (seed 0): ValueError: \\<a> mistake" in texts["md"]
+    assert "CIFAR-10, FedMatch: DIR-DIR (seed 0): ValueError: &lt;a&gt; mistake" in texts["html"]
+    assert "1 failed" in texts["terminal"]
+    assert "Failed" not in written(tmp_path)["md"]
 
 
-def test_options_that_all_rows_share_are_said_once_above_the_table(tmp_path):
+def test_options_that_all_rows_share_are_said_once_above_the_table(tmp_path, quick):
     changes = {"server.weight": "uniform", "evaluate_every": 7}
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), changes=changes))
-    store = synthetic.filled(tmp_path, cells[:-1], accuracy)
-    reproduce_report.write("table1", cells, store, tmp_path)
-    files = {
-        path.suffix: path.read_text() for path in tmp_path.glob("table1-*") if path.suffix in (".md", ".html", ".csv")
-    }
-    for text in (printed(reproduce_report.show("table1", cells, store)), files[".md"], files[".html"]):
-        assert text.count("All with server.weight=uniform, evaluate_every=7.") == 1
-        assert "FedMatch, " not in text
-        assert "FedMatch" in text
-    assert files[".csv"].count("server.weight=uniform evaluate_every=7") == 3
+    texts = written(tmp_path, changes=changes)
+    assert texts.pop("csv").count("server.weight=uniform evaluate_every=7") == 3
+    for text in texts.values():
+        assert text.count("server.weight=uniform evaluate_every=7") == 1
 
 
-def test_options_of_some_rows_stay_with_their_names(tmp_path):
-    usual = reproduce.cells("table1", request(settings=("dir-dir",)))
-    changed = reproduce.cells(
-        "table1", request(settings=("dir-dir",), changes={"feddure.d_clip": 0.3}, methods=["feddure"])
-    )
-    store = synthetic.filled(tmp_path, [*usual, *changed], accuracy)
-    shown = printed(reproduce_report.show("table1", changed, store))
-    assert "FedDure, feddure.d_clip=0.3" in shown
-    assert "All with" not in shown
+def test_nothing_measured_is_no_error(tmp_path, quick):
+    for study in ("figure1", "gamma", "table1"):
+        assert "0 of" in written(tmp_path, study, kept=slice(0))["terminal"]
 
 
-def test_nothing_measured_and_nothing_asked_are_no_errors(tmp_path):
-    store = Store(tmp_path)
-    cells = reproduce.cells("table1", request())
-    for wanted in (cells, []):
-        assert reproduce_report.write("table1", wanted, store, tmp_path)
-        assert "0 of" in printed(reproduce_report.show("table1", wanted, store))
+def test_another_presets_pages_have_its_own_data_sets_and_nothing_of_the_paper(tmp_path, quick):
+    texts = written(tmp_path, preset="demo", datasets=("fashion-mini",))
+    for end in ("md", "html", "terminal"):
+        assert "Fashion-Mini" in texts[end]
+        assert "mean of all 6 evaluations" in texts[end]
+        assert not any(word in texts[end] for word in ("CIFAR-10", "Fashion-MNIST", "CINIC-10", "(paper"))
 
 
-def test_the_terminal_shows_ours_with_the_papers_number_and_the_difference(tmp_path):
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), seeds=(0, 1)))
-    store = synthetic.filled(tmp_path, cells, lambda cell: accuracy(cell) + cell.experiment.seed)
-    text = printed(reproduce_report.show("table1", cells, store))
-    assert "57.5 ± 0.7 (57.73, −0.2)" in text
-    assert "6 of" in text
+def test_pages_escape_what_users_write(tmp_path, quick):
+    texts = written(tmp_path, changes={"options": {"note": "<b>bold</b>"}})
+    assert "<b>bold" not in texts["html"]
+    assert "&lt;b&gt;bold" in texts["html"]
 
 
-def test_words_are_explained_below_the_first_table_and_only_those_that_are_there(tmp_path):
-    cells = reproduce.cells("table1", request(settings=("dir-dir",)))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    reproduce_report.write("table1", cells, store, tmp_path)
-    page, text = ((tmp_path / f"table1-aaai24.{end}").read_text() for end in ("html", "md"))
-    for found, table in ((page, "<table"), (text, "| method |")):
-        assert found.count("use every training label") == 1
-        first = found.index(table)
-        assert first < found.index("use every training label") < found.index("Fashion-MNIST", first)
-    told = printed(reproduce_report.show("table1", cells, store))
-    assert "with as many local steps as the semi-supervised methods" in told
-    assert "every training label" not in told
-    assert "(paper, ours − paper)" in told
+def test_other_numbers_of_rounds_are_not_compared_silently(tmp_path, quick):
+    assert "not the 200 of the paper" in written(tmp_path, rounds=20)["html"]
 
 
-def test_another_presets_pages_have_its_own_data_sets_and_nothing_of_the_paper(tmp_path):
-    demo = {"preset": "demo", "datasets": ("fashion-mini",), "settings": ("dir-dir",)}
-    cells = reproduce.cells("table1", request(**demo))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    reproduce_report.write("table1", cells, store, tmp_path)
-    page, text = ((tmp_path / f"table1-demo.{end}").read_text() for end in ("html", "md"))
-    for found in (page, text, printed(reproduce_report.show("table1", cells, store))):
-        assert "Fashion-Mini" in found
-        assert "mean of all 6 evaluations" in found
-        assert not any(word in found for word in ("CIFAR-10", "Fashion-MNIST", "CINIC-10", "the paper"))
+def test_a_tree_with_uncommitted_changes_is_told_below_the_table(tmp_path, quick, monkeypatch):
+    assert "uncommitted" not in written(tmp_path / "clean")["md"]
+    monkeypatch.setitem(synthetic.ENVIRONMENT, "commit", "0000000-dirty")
+    texts = written(tmp_path / "dirty")
+    for end in ("md", "html", "terminal"):
+        assert "57.00 †" in texts[end]
+        assert "†: measured" in texts[end]
 
 
-def test_pages_escape_what_users_write(tmp_path):
-    changes = {"options": {"note": "<b>bold</b>"}}
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), changes=changes))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    page = next(path for path in reproduce_report.write("table1", cells, store, tmp_path) if path.suffix == ".html")
-    text = page.read_text()
-    assert "<b>bold" not in text
-    assert "&lt;b&gt;bold" in text
-    assert "/" not in page.name
+def test_a_figure_that_fails_loses_no_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "figure", lambda rows: pytest.fail("no figure today"))
+    with pytest.raises(pytest.fail.Exception):
+        written(tmp_path, "figure1")
+    for name in ("figure1-aaai24.csv", "figure1-aaai24.md"):
+        assert "57.0" in (tmp_path / name).read_text()
 
 
-def test_other_numbers_of_rounds_are_not_compared_silently(tmp_path):
-    cells = reproduce.cells("table1", request(settings=("dir-dir",), rounds=20))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    (page,) = [path for path in reproduce_report.write("table1", cells, store, tmp_path) if path.suffix == ".html"]
-    assert page.name == "table1-aaai24-20-rounds.html"
-    assert "20 rounds, not the 200 of the paper" in page.read_text()
+@pytest.mark.parametrize("study", ["table1", "figure1", "gamma", "clients"])
+@pytest.mark.parametrize("seeds", [0, 1, 3])
+def test_every_figure_is_drawn_whatever_is_measured(study, seeds):
+    values = plan.STUDIES[study].values or (None,)
+    paper = {"dir-dir": 60.0} if study == "table1" else {}
+    rows = [
+        synthetic.row(
+            study, method, {seed: base + seed for seed in range(seeds if value != values[-1] else min(seeds, 1))},
+            value=value, setting=setting, options=options, paper=paper.get(setting),
+        )
+        for method, base in (METHODS | {"my.package.of_methods:A$Method$OfMine": 50.0}).items()
+        for options in ("", "feddure.d_clip=0.3 options={'note': 'a long one, with spaces of its own'}")
+        for setting in ("iid-dir", "dir-dir")
+        for value in values
+    ]  # fmt: skip
+    assert style.render(figures.figure(rows), "png", 40).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
-def test_a_figure_that_fails_loses_no_numbers(tmp_path, study, monkeypatch):
-    cells = reproduce.cells(study, request(settings=("dir-dir",)))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-
-    def fail(rows):
-        raise ValueError("no figure today")
-
-    monkeypatch.setattr(reproduce_report.reproduce_figures, "figure", fail)
-    with pytest.raises(ValueError, match="no figure today"):
-        reproduce_report.write(study, cells, store, tmp_path)
-    for end in ("csv", "md"):
-        assert "57.0" in (tmp_path / f"{study}-aaai24.{end}").read_text()
-    assert (tmp_path / "figure1-aaai24-curves.csv").exists() == (study == "figure1")
+def test_curves_meet_where_all_seeds_were_evaluated():
+    row = synthetic.row("figure1", "feddure", {0: 50.0, 1: 60.0})
+    row.runs["curve"] = [[(5, 40.0, None), (10, 50.0, None)], [(10, 60.0, None), (15, 61.0, None)]]
+    rounds, values = figures.seed_curves(row)
+    assert (rounds.tolist(), values.tolist()) == ([10], [[50.0], [60.0]])
 
 
-@pytest.mark.parametrize("study", ["table1", "figure1", "gamma"])
-def test_very_many_changes_still_make_files(tmp_path, study):
-    changes = {"options": {f"field_{number}": "a long value" for number in range(40)}, "server.weight": "uniform"}
-    cells = reproduce.cells(study, request(settings=("dir-dir",), changes=changes))
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    written = reproduce_report.write(study, cells, store, tmp_path)
-    assert {path.suffix for path in written} == {".csv", ".md", ".png", ".html"}
-    assert max(len(path.name) for path in written) <= 130
-    index = (tmp_path / "index.html").read_text()
-    assert all(path.name in index for path in written if path.suffix != ".csv")
-
-
-def test_figure_1_has_its_curves_as_numbers(tmp_path):
-    cells = reproduce.cells("figure1", request())
-    store = synthetic.filled(tmp_path, cells, accuracy)
-    reproduce_report.write("figure1", cells, store, tmp_path)
-    with (tmp_path / "figure1-aaai24-curves.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert len(lines) == 40 * len(METHODS)
-    assert {line["seeds"] for line in lines} == {"1"}
-
-
-def test_partitions_are_counted_and_drawn(tmp_path, monkeypatch):
+def test_partitions_are_counted_and_drawn(tmp_path):
     images = tiny.dataset(size=6000, classes=10, name="tiny")
-    monkeypatch.setattr(reproduce_report.data, "load", lambda *_, **__: images)
-    written = reproduce_report.write_partitions(tmp_path, ["tiny"])
-    assert {path.name for path in written} == {f"partitions-tiny.{end}" for end in ("csv", "png", "md", "html")}
-    with (tmp_path / "partitions-tiny.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    report.write_partitions(tmp_path, images)
+    assert all((tmp_path / f"partitions-tiny.{end}").exists() for end in ENDINGS)
+    lines = pd.read_csv(tmp_path / "partitions-tiny.csv")
     assert len(lines) == 400
-    total = sum(int(line[name]) for line in lines if line["setting"] == "dir-dir" for name in images.classes)
-    assert total == 6000
-    assert "internal" in self_contained(tmp_path / "partitions-tiny.html")
+    assert lines[lines["setting"] == "dir-dir"][list(images.classes)].to_numpy().sum() == 6000
+    labelled = lines[lines["images"] == "labelled"].groupby("setting")[list(images.classes)]
+    assert labelled.std().loc["fedmatch"].max() == 0 < labelled.std().loc["dir-dir"].min()
 
 
 def test_theory_is_measured_once(tmp_path, monkeypatch):
     asked = []
-
-    def measure(*settings, **_):
-        asked.append(settings)
-        return "study"
-
-    monkeypatch.setattr(theory, "measure", measure)
+    monkeypatch.setattr(theory, "measure", lambda **_: asked.append("study"))
     monkeypatch.setattr(theory_report, "summary", lambda study: {})
     monkeypatch.setattr(theory_report, "write", lambda study, folder, report: (folder / "theory.json").write_text("{}"))
     for _ in range(2):
-        assert reproduce_report.write_theory(tmp_path)[-1] == tmp_path / "theory.html"
-    assert asked == [(4096, 3, 16.0)]
+        assert report.write_theory(tmp_path) == tmp_path / "theory.html"
+    assert asked == ["study"]
+
+
+def test_theory_has_a_page_with_its_findings_and_figure(tmp_path):
+    found = {
+        "quantity": "‖g‖² <b>", "first": 1e-2, "last": 2e-5, "fit": {"slope": -1.5, "error": 0.1}, "against": "T",
+        "control": "θ frozen", "control_fit": {"slope": 0.5, "error": None},
+    }  # fmt: skip
+    summary = {
+        "environment": {"cpu": "some processor", "cores": 2, "torch": "2"},
+        "settings": {"seeds": 3, "largest": 4096},
+        "findings": [found | {"theorem": number, "verdict": f"Verdict {number}."} for number in (1, 2)],
+        "notes": ["A note."],
+        "meaning": ["A meaning."],
+    }
+    (tmp_path / "theory.json").write_text(json.dumps(summary))
+    (tmp_path / "theory.md").write_text("# theory")
+    (tmp_path / "theory.png").write_bytes(b"a picture")
+    report.write_index(tmp_path)
+    assert 'href="theory.html"' in (tmp_path / "index.html").read_text()
+    page = (tmp_path / "theory.html").read_text()
+    for text in (
+        "data:image/png;base64,",
+        "Verdict 2.",
+        "−1.50 ± 0.10",
+        "+0.50 ± –",
+        "A note.",
+        "A meaning.",
+        "&lt;b&gt;",
+    ):
+        assert text in page
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not json"])
+def test_without_findings_there_is_no_page(tmp_path, content):
+    (tmp_path / "theory.json").write_text(content)
+    report.write_index(tmp_path)
+    assert not (tmp_path / "theory.html").exists()
+
+
+def test_the_index_leads_pages_to_pages_markdown_to_markdown_and_spares_a_readme_of_others(tmp_path):
+    for name in ("table1-aaai24.html", "table1-aaai24.md", "table1-aaai24-fine.html", "table1-aaai24-fine.csv"):
+        (tmp_path / name).touch()
+    report.write_index(tmp_path)
+    page, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
+    assert page.index('<a href="table1-aaai24.html">') < page.index('<a href="table1-aaai24-fine.html">')
+    assert "[table1-aaai24](table1-aaai24.md)" in readme
+    assert "table1-aaai24.html" not in readme
+    assert "table2" not in page
+    (tmp_path / "README.md").write_text("mine")
+    report.write_index(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file"):
+        report.write_theory(tmp_path / "file")
+
+
+def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):
+    requests = [request(preset=preset, settings=("iid-dir",), seeds=(0, 1, 2)) for preset in ("aaai24", "aaai24-fine")]
+    cells = [cell for one in requests for cell in plan.cells("table1", one)]
+    store = synthetic.filled(tmp_path, cells, lambda cell: accuracy(cell) + int(cell.hash, 16) % 7 / 10)
+    found = report.all_claims(store)
+    report.write_claims(found, tmp_path)
+    lines = pd.read_csv(tmp_path / "claims.csv")
+    gains = lines[lines["claim"] == "gain over FedMatch"]
+    assert dict(zip(gains["preset"], gains["verdict"], strict=True)) == {
+        "aaai24": "does not hold",
+        "aaai24-fine": "does not hold",
+    }
+    assert set(lines["preset"]) == {"aaai24", "aaai24-fine", "any"}
+    assert len(pd.read_csv(tmp_path / "claims-comparisons.csv")) > len(lines)
+    for name in ("claims.md", "claims.html"):
+        text = (tmp_path / name).read_text()
+        assert "Preset aaai24-fine" in text
+        assert text.count("lies wholly above 0; does not hold if for one") == 2
+    told = printed(report.show_claims(found))
+    assert "FedMatch by 15.26" in told
+    assert "CINIC-10" not in told
+
+
+def test_claims_without_any_measurement_are_no_error(tmp_path):
+    found = report.all_claims(Store(tmp_path))
+    report.write_claims(found, tmp_path)
+    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not measured"}
+
+
+def test_the_tally_counts_in_good_english():
+    def claims(*verdicts):
+        criterion = Criterion("", "")
+        return [Claim("", "", "", "", "", (), Judgement(verdict, criterion, "")) for verdict in verdicts]
+
+    assert report.tally(claims("does not hold")) == "Of 1 claim 1 does not hold."
+    assert report.tally(claims("holds", "holds", "undecided")) == "Of 3 claims 2 hold, 1 is undecided."

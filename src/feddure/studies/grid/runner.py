@@ -18,7 +18,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
-from feddure.reports import diagnostics_summary
+from feddure.reports import diagnostics
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation, run
@@ -362,5 +362,5 @@ def _last_diagnostics(metrics: Sequence[records.Record]) -> dict[str, float]:
     """What pseudo labels and regulators were like in the last rounds; nothing for methods without them."""
     if not any(record.get("diagnostics") for record in metrics):
         return {}
-    means = diagnostics_summary.last_means(diagnostics_summary.trace(metrics))
+    means = diagnostics.last_means(diagnostics.trace(metrics))
     return {name: round(value, 5) for name, value in means.items() if name != "round" and value == value}

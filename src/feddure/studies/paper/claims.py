@@ -1,22 +1,24 @@
 """What the paper claims in words, and whether our measurements say so too.
 
-A claim is judged by a criterion that is written down with it; comparisons are differences of the mean of the last ten
-evaluations on the same seeds (runs of the paper's length have more than ten). The last claims are ours: what is left
-of the gains beside labels-only training with as many local steps.
+A claim rests on comparisons: differences of the mean of the last ten evaluations on the same seeds. It is judged by a
+criterion that is written down with it. A sign is told only by an interval that lies wholly on one side of 0, for a
+claim and against it alike; a mean whose interval crosses 0 decides nothing. A claim of which only a part is measured
+can be refuted, but does not hold yet. The last claims are ours: what is left of the gains beside labels-only training
+with as many local steps.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
-from feddure.studies.paper import verdicts
+from feddure.reports.frame import Difference, paired, signed
 from feddure.studies.paper.numbers import method_name, printed, setting_name
-from feddure.studies.paper.plan import SETTINGS, STUDIES
-from feddure.studies.paper.rows import REFERENCE, Row, axis_text, difference
-from feddure.studies.paper.verdicts import Comparison, Criterion, Judgement, Verdict
+from feddure.studies.paper.plan import REFERENCE, SETTINGS, STUDIES, axis_text
+from feddure.studies.paper.rows import Row
+from feddure.studies.theory import report as theory
 from feddure.tracking.summary import spoken
 
 SEMI_SUPERVISED = ("fedavg-uda", "fedprox-uda", "fedavg-fixmatch", "fedprox-fixmatch", "fedmatch")
@@ -24,8 +26,47 @@ SEMI_SUPERVISED = ("fedavg-uda", "fedprox-uda", "fedavg-fixmatch", "fedprox-fixm
 
 CHART_RIVALS = ("fedmatch", "fedavg-fixmatch")
 
-COMPARISON, ABLATION = "Performance Comparison", "Ablation Study, Effectiveness of Components"
-OURS = "not in the paper: our yardstick"
+Verdict = Literal["holds", "does not hold", "undecided", "not measured"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured")
+
+NEAR = 3.0
+"""Points within which two numbers count as the same; a choice, stated with every criterion that uses it."""
+
+_INTERVAL = "the 95 % interval over seeds"
+_PART = "or only a part is measured"
+_NOTHING = "Nothing of it is measured yet."
+_NAMED = 3  # comparisons that a sentence names
+
+
+class Criterion(NamedTuple):
+    """What a claim needs to hold; claims of the same kind share it."""
+
+    title: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One difference that a claim rests on; None where it is not measured."""
+
+    name: str
+    difference: Difference | None
+    paper: float | None = None  # the paper's own difference
+
+    def __str__(self) -> str:
+        ours = "not measured" if self.difference is None else str(self.difference)
+        return f"{self.name}: {ours}" + ("" if self.paper is None else f" (paper {signed(self.paper, 2)})")
+
+
+class Judgement(NamedTuple):
+    """A verdict with its criterion and a sentence that says why."""
+
+    verdict: Verdict
+    criterion: Criterion
+    sentence: str
+
+
+Judge = Callable[[Sequence[Comparison]], Judgement]
 
 
 @dataclass(frozen=True)
@@ -35,7 +76,7 @@ class Claim:
     name: str
     says: str
     where: str
-    needs: str  # the command that measures it
+    needs: str  # the study that measures it, with options
     preset: str
     comparisons: tuple[Comparison, ...]
     judgement: Judgement
@@ -45,58 +86,232 @@ class Claim:
         return self.judgement.verdict
 
 
+# How a claim is judged.
+
+
+def all_above(comparisons: Sequence[Comparison]) -> Judgement:
+    """Every difference is above 0 by more than chance."""
+    return _all(comparisons, "above", "below")
+
+
+def all_below(comparisons: Sequence[Comparison]) -> Judgement:
+    """Every difference is below 0 by more than chance."""
+    return _all(comparisons, "below", "above")
+
+
+def _all(comparisons: Sequence[Comparison], side: str, opposite: str) -> Judgement:
+    criterion = Criterion(
+        f"Every difference {side} 0",
+        f"Holds if for every difference {_INTERVAL} lies wholly {side} 0; does not hold if for one of them it lies "
+        f"wholly {opposite} 0; undecided otherwise: no difference can be told, {_PART}.",
+    )
+    measured, told, against = _measured(comparisons), _on(side, comparisons), _on(opposite, comparisons)
+    if not measured:
+        return Judgement("not measured", criterion, _NOTHING)
+    if against:
+        return Judgement("does not hold", criterion, _count(comparisons, against, f"wholly {opposite} 0"))
+    if len(told) < len(measured):
+        return Judgement("undecided", criterion, _untold(comparisons, _but(measured, told), side))
+    if len(measured) < len(comparisons):
+        return Judgement("undecided", criterion, f"So far as it goes: {_count(comparisons, told, f'wholly {side} 0')}")
+    if len(comparisons) > 1:
+        least = min(comparisons, key=_size)
+        return Judgement("holds", criterion, f"All {len(comparisons)} are; the least: {least}.")
+    return Judgement("holds", criterion, f"{comparisons[0]}.")
+
+
+def some_below(comparisons: Sequence[Comparison]) -> Judgement:
+    """At least one difference is below 0 by more than chance, of those that are below 0 in the paper.
+
+    Other methods may be below 0 here; the sentence names them, but they are not what the paper speaks of.
+    """
+    criterion = Criterion(
+        "Some differences below 0",
+        f"Counted are the differences that the paper's own table puts below 0. Holds if for at least one of them "
+        f"{_INTERVAL} lies wholly below 0; does not hold if for all of them it lies wholly above 0; undecided "
+        f"otherwise: no difference can be told, {_PART}.",
+    )
+    counted = [found for found in comparisons if found.paper is not None and found.paper < 0]
+    others = _but(_measured(comparisons), counted)
+    them = "it" if len(others) == 1 else "them"
+    beside = f" Not counted, as the paper has {them} above 0: {_named(others)}." if others else ""
+    if _on("below", others):
+        beside += " Read literally the claim holds, by what is not counted."
+    measured, lower, higher = _measured(counted), _on("below", counted), _on("above", counted)
+    if not measured:
+        return Judgement("not measured", criterion, _NOTHING)
+    if lower:
+        return Judgement("holds", criterion, _count(counted, lower, "wholly below 0") + beside)
+    if len(higher) == len(counted):
+        return Judgement("does not hold", criterion, _count(counted, higher, "wholly above 0") + beside)
+    return Judgement("undecided", criterion, _untold(counted, _but(measured, higher), "above") + beside)
+
+
+def as_large(comparisons: Sequence[Comparison], partly: str = "") -> Judgement:
+    """A gain as large as the paper's; `partly` says what is measured where that is not enough for a difference."""
+    (comparison,) = comparisons
+    ours, theirs = comparison.difference, comparison.paper
+    assert theirs is not None
+    criterion = Criterion(
+        "A gain as large as the paper's",
+        f"Holds if our difference is within {NEAR:g} points of the paper's and {_INTERVAL} lies wholly above 0; does "
+        f"not hold if it is further away; undecided if it is as near but its interval reaches 0, there is one seed, "
+        f"{_PART}.",
+    )
+    if ours is None:
+        return Judgement("undecided" if partly else "not measured", criterion, partly or _NOTHING)
+    beside = f"{comparison.name}: ours is {ours}, the paper's {signed(theirs, 2)}"
+    if abs(ours.mean - theirs) > NEAR:
+        how = "less" if ours.mean < theirs else "more"
+        return Judgement("does not hold", criterion, f"{beside}: {abs(ours.mean - theirs):.1f} points {how}.")
+    if not ours.above:
+        return Judgement("undecided", criterion, f"{beside}; {_why_open(comparisons)}.")
+    return Judgement("holds", criterion, f"{beside}.")
+
+
+def near_or_above(comparisons: Sequence[Comparison]) -> Judgement:
+    """No difference is far below 0."""
+    criterion = Criterion(
+        "No difference far below 0",
+        f"Holds if every difference is {signed(-NEAR, 0)} points or more on average; does not hold if one is less; "
+        f"undecided if only a part is measured.",
+    )
+    return _on_average(comparisons, criterion, lambda mean: mean >= -NEAR, f"below {signed(-NEAR, 0)}")
+
+
+def small(comparisons: Sequence[Comparison]) -> Judgement:
+    """Every difference is small, whatever its sign."""
+    criterion = Criterion(
+        "Every difference small",
+        f"Holds if every difference is at most {NEAR:g} points in size on average; does not hold if one is larger; "
+        f"undecided if only a part is measured.",
+    )
+    return _on_average(comparisons, criterion, lambda mean: abs(mean) <= NEAR, f"larger than {NEAR:g} points")
+
+
+def _on_average(
+    comparisons: Sequence[Comparison], criterion: Criterion, fits: Callable[[float], bool], otherwise: str
+) -> Judgement:
+    measured = _measured(comparisons)
+    wrong = [found for found in measured if found.difference and not fits(found.difference.mean)]
+    if not measured:
+        return Judgement("not measured", criterion, _NOTHING)
+    if wrong:
+        return Judgement("does not hold", criterion, _count(comparisons, wrong, otherwise))
+    if len(measured) < len(comparisons):
+        told = f"{len(measured)} of {len(comparisons)} are measured: {_named(measured)}."
+        return Judgement("undecided", criterion, told)
+    return Judgement("holds", criterion, f"{_named(measured)}.")
+
+
+def _measured(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    return [found for found in comparisons if found.difference is not None]
+
+
+def _on(side: str, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those whose whole interval is above or below 0."""
+    return [found for found in comparisons if found.difference is not None and getattr(found.difference, side)]
+
+
+def _but(comparisons: Sequence[Comparison], others: Sequence[Comparison]) -> list[Comparison]:
+    return [found for found in comparisons if found not in others]
+
+
+def _count(comparisons: Sequence[Comparison], chosen: Sequence[Comparison], what: str) -> str:
+    """How many of the comparisons are so, and the largest of them."""
+    what += ", by one seed" if _by_one_seed(chosen) else ""
+    if len(comparisons) == 1:
+        return f"{chosen[0]}, {what}."
+    return f"{len(chosen)} {_of(comparisons)} {'is' if len(chosen) == 1 else 'are'} {what}: {_named(chosen)}."
+
+
+def _untold(comparisons: Sequence[Comparison], open_ones: Sequence[Comparison], side: str) -> str:
+    """Of how many comparisons the seeds tell no sign, the largest of them, and on which side the others are."""
+    if len(comparisons) == 1:
+        return f"{open_ones[0]}: {_why_open(open_ones)}."
+    told = len(_measured(comparisons)) - len(open_ones)
+    others = f" The other {'one is' if told == 1 else f'{told} are'} wholly {side} 0." if told else ""
+    every = "both" if len(comparisons) == 2 else f"all {len(comparisons)}"
+    each = every if len(open_ones) == len(comparisons) else f"{len(open_ones)} {_of(comparisons)}"
+    return f"For {each} {_why_open(open_ones)}: {_named(open_ones)}.{others}"
+
+
+def _of(comparisons: Sequence[Comparison]) -> str:
+    done = len(_measured(comparisons))
+    return f"of {done}" if done == len(comparisons) else f"of the {done} measured (of {len(comparisons)})"
+
+
+def _named(comparisons: Sequence[Comparison]) -> str:
+    largest = sorted(comparisons, key=_size, reverse=True)
+    more = f"; and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
+    return "; ".join(map(str, largest[:_NAMED])) + more
+
+
+def _size(comparison: Comparison) -> float:
+    return abs(comparison.difference.mean) if comparison.difference else 0.0
+
+
+def _why_open(comparisons: Sequence[Comparison]) -> str:
+    return "one seed cannot tell a difference from chance" if _by_one_seed(comparisons) else "no difference can be told"
+
+
+def _by_one_seed(comparisons: Sequence[Comparison]) -> bool:
+    return all(found.difference is not None and found.difference.n < 2 for found in comparisons)
+
+
+# What the paper claims.
+
+
 class Measured:
-    """The plain rows of all studies under one preset, by where they stand."""
+    """The plain rows of all studies under one preset, and the claims that they judge."""
 
     def __init__(self, preset: str, rows: Mapping[str, Sequence[Row]]):
         self.preset = preset
-        self._rows = {
-            (study, row.dataset, row.setting, row.method, row.value): row
+        self._accuracies = {
+            (study, row.dataset, row.setting, row.method, row.value): row.accuracies
             for study, own in rows.items()
             for row in own
             if not row.options
         }
 
-    def accuracies(self, study: str, dataset: str, setting: str, method: str, value: float | None) -> dict[int, float]:
-        """By seed; nothing where nothing is measured."""
-        row = self._rows.get((study, dataset, setting, method, value))
-        return row.accuracies if row else {}
+    def at(self, study: str, dataset: str, setting: str, method: str, value: float | None) -> dict[int, float]:
+        """Accuracies by seed; nothing where nothing is measured."""
+        return self._accuracies.get((study, dataset, setting, method, value), {})
 
     def compare(
         self, study: str, dataset: str, setting: str, one: str, other: str, value: float | None = None
     ) -> Comparison:
         """One method − another at the same place."""
-        found = difference(
-            self.accuracies(study, dataset, setting, one, value), self.accuracies(study, dataset, setting, other, value)
-        )
-        paper = printed(study)
-        theirs = [paper.get((dataset, setting, method)) for method in (one, other)]
-        names = (method_name(one, study), method_name(other, study))
-        where = [setting_name(setting)]
-        where += [axis_text(STUDIES[study].axis, value)] if value is not None else []
-        apart = None if theirs[0] is None or theirs[1] is None else theirs[0] - theirs[1]
-        return Comparison(f"{names[0]} − {names[1]} ({', '.join(where)})", found, apart)
+        ours, theirs = (self.at(study, dataset, setting, method, value) for method in (one, other))
+        names = " − ".join(method_name(method, study) for method in (one, other))
+        where = [setting_name(setting), *([] if value is None else [axis_text(STUDIES[study].axis, value)])]
+        papers = [printed(study).get((dataset, setting, method)) for method in (one, other)]
+        apart = None if papers[0] is None or papers[1] is None else papers[0] - papers[1]
+        return Comparison(f"{names} ({', '.join(where)})", paired(ours, theirs), apart)
 
     def change(self, study: str, dataset: str, setting: str, method: str, start: float, end: float) -> Comparison:
         """A method at one point of an axis − itself at another."""
-        found = difference(
-            self.accuracies(study, dataset, setting, method, end),
-            self.accuracies(study, dataset, setting, method, start),
-        )
-        axis = STUDIES[study].axis
-        way = f"{axis_text(axis, start)} to {axis_text(axis, end)}"
-        return Comparison(f"{method_name(method)}, {way} ({setting_name(setting)})", found)
+        before, after = (self.at(study, dataset, setting, method, value) for value in (start, end))
+        way = " to ".join(axis_text(STUDIES[study].axis, value) for value in (start, end))
+        return Comparison(f"{method_name(method)}, {way} ({setting_name(setting)})", paired(after, before))
+
+    def claim(
+        self, name: str, says: str, where: str, needs: str, found: Sequence[Comparison], judge: Judge = all_above
+    ) -> Claim:
+        needs += "" if self.preset == "aaai24" else f" --preset {self.preset}"
+        return Claim(name, says, where, needs, self.preset, tuple(found), judge(found))
 
 
 def claims(preset: str, rows: Mapping[str, Sequence[Row]]) -> list[Claim]:
     """Every claim about accuracies, judged by the rows of the studies under a preset."""
     measured = Measured(preset, rows)
-    return [claim for group in _GROUPS for claim in group(measured)]
+    groups = (_table1, _table2, _gamma, _labels, _clients, _beyond_labels)
+    return [claim for group in groups for claim in group(measured)]
 
 
 def theorem_claims(folder: Path) -> list[Claim]:
     """Both theorems, judged by what `feddure theory` wrote into the folder, if it did."""
-    findings = read_theory(folder).get("findings", [])
+    findings = theory.read(folder).get("findings", [])
     criterion = Criterion(
         "The theorems as written",
         "The verdict of `feddure theory`, measured on a small smooth network beside a control.",
@@ -106,143 +321,107 @@ def theorem_claims(folder: Path) -> list[Claim]:
         (1, "Theorem 1: min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖² falls at least as fast as 1/√T"),
         (2, "Theorem 2: C-reg's gradient ‖∇_φ H·L‖² tends to zero"),
     ):
-        written = next((one for one in findings if one["theorem"] == number), None)
-        if written is None:
-            judged = Judgement("not measured", criterion, "Nothing of it is measured yet.")
-        else:
-            kept = written["verdict"].startswith(("The rate is kept", "It tends to zero"))
-            open_one = written["verdict"].startswith("Whether")
-            verdict: Verdict = "holds" if kept else "undecided" if open_one else "does not hold"
-            judged = Judgement(verdict, criterion, written["verdict"])
+        sentence = next((one["verdict"] for one in findings if one["theorem"] == number), "")
+        verdict: Verdict = "does not hold" if sentence else "not measured"
+        if sentence.startswith(("The rate is kept", "It tends to zero")):
+            verdict = "holds"
+        elif sentence.startswith("Whether"):
+            verdict = "undecided"
+        judged = Judgement(verdict, criterion, sentence or _NOTHING)
         where = "Convergence of Optimization Process"
         found.append(Claim(f"theorem {number}", says, where, "theory", "any", (), judged))
     return found
 
 
-def read_theory(folder: Path) -> dict[str, Any]:
-    """What the study of the theorems found; nothing where it was not measured."""
-    try:
-        found = json.loads((folder / "theory.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _headline(m: Measured) -> Iterator[Claim]:
+def _table1(m: Measured) -> Iterator[Claim]:
+    where = "Performance Comparison"
     best = "FedDure is ahead of the best semi-supervised rival under DIR-DIR by"
-    for dataset, where in (("cifar10", "Introduction, contributions"), ("cinic10", "Introduction, contributions")):
+    for dataset in ("cifar10", "cinic10"):
         found, partly = _best_rival(m, dataset, "dir-dir")
-        assert found.paper is not None
         says = f"{best} {found.paper:.2f} points on {spoken(dataset)}"
-        judge = _first(partial(verdicts.as_large, partly=partly))
-        yield _claim(m, f"gain on {spoken(dataset)}", says, where, _table1(dataset), [found], judge)
-    found = m.compare("table1", "cifar10", "iid-dir", "feddure", "fedmatch")
+        judge = partial(as_large, partly=partly)
+        introduced = "Introduction, contributions"
+        yield m.claim(f"gain on {spoken(dataset)}", says, introduced, _needs(dataset), [found], judge)
+    compared = [m.compare("table1", "cifar10", "iid-dir", "feddure", "fedmatch")]
     says = "FedDure is ahead of FedMatch by 15.26 points on CIFAR-10 under IID-DIR"
-    yield _claim(m, "gain over FedMatch", says, COMPARISON, _table1("cifar10"), [found], _first(verdicts.as_large))
-
-
-def _state_of_the_art(m: Measured) -> Iterator[Claim]:
+    yield m.claim("gain over FedMatch", says, where, _needs("cifar10"), compared, as_large)
     for dataset in ("cifar10", "fashion-mnist", "cinic10"):
-        found = [
+        compared = [
             m.compare("table1", dataset, setting, "feddure", rival) for setting in SETTINGS for rival in SEMI_SUPERVISED
         ]
         says = f"FedDure is ahead of every semi-supervised rival in every setting on {spoken(dataset)}"
-        name = f"first on {spoken(dataset)}"
-        yield _claim(m, name, says, COMPARISON, _table1(dataset), found, verdicts.all_above)
-
-
-def _below_labels_only(m: Measured) -> Iterator[Claim]:
+        yield m.claim(f"first on {spoken(dataset)}", says, where, _needs(dataset), compared)
     for dataset in ("cifar10", "fashion-mnist"):
-        found = [m.compare("table1", dataset, "dir-dir", rival, "fedavg") for rival in SEMI_SUPERVISED]
-        named = [method_name(rival) for rival, one in zip(SEMI_SUPERVISED, found, strict=True) if (one.paper or 0) < 0]
-        meant = f"{', '.join(named[:-1])} and {named[-1]}"
-        some = f"some semi-supervised methods (in its table {meant})"
+        compared = [m.compare("table1", dataset, "dir-dir", rival, "fedavg") for rival in SEMI_SUPERVISED]
+        worse = [
+            method_name(rival) for rival, one in zip(SEMI_SUPERVISED, compared, strict=True) if (one.paper or 0) < 0
+        ]
+        some = f"some semi-supervised methods (in its table {', '.join(worse[:-1])} and {worse[-1]})"
         says = f"Under DIR-DIR {some} are worse than FedAvg* on {spoken(dataset)}"
         name = f"worse than FedAvg* on {spoken(dataset)}"
-        yield _claim(m, name, says, f"{COMPARISON}; figure 1", _table1(dataset), found, verdicts.some_below)
-
-
-def _near_supervised(m: Measured) -> Iterator[Claim]:
-    rivals = ("fedavg-sl", "fedprox-sl")
-    found = [m.compare("table1", "cifar10", "dir-dir", "feddure", rival) for rival in rivals]
+        yield m.claim(name, says, f"{where}; figure 1", _needs(dataset), compared, some_below)
+    compared = [m.compare("table1", "cifar10", "dir-dir", "feddure", rival) for rival in ("fedavg-sl", "fedprox-sl")]
     says = "FedDure comes close to fully supervised training on CIFAR-10 under DIR-DIR"
-    where = "Introduction; figure 1"
-    yield _claim(m, "close to supervised", says, where, _table1("cifar10"), found, verdicts.near_or_above)
-    found = [m.compare("table1", "fashion-mnist", "iid-dir", "feddure", "fedavg-sl")]
+    yield m.claim("close to supervised", says, "Introduction; figure 1", _needs("cifar10"), compared, near_or_above)
+    compared = [m.compare("table1", "fashion-mnist", "iid-dir", "feddure", "fedavg-sl")]
     says = "FedDure competes with FedAvg-SL on Fashion-MNIST under IID-DIR"
-    needs = _table1("fashion-mnist")
-    yield _claim(m, "competes with supervised", says, COMPARISON, needs, found, verdicts.near_or_above)
+    yield m.claim("competes with supervised", says, where, _needs("fashion-mnist"), compared, near_or_above)
 
 
-def _components(m: Measured) -> Iterator[Claim]:
-    def pairs(*compared: tuple[str, str]) -> list[Comparison]:
-        return [m.compare("table2", "cifar10", setting, *pair) for setting in SETTINGS for pair in compared]
-
-    for name, says, found in (
-        ("MAML helps", "Baseline+MAML is ahead of the baseline", pairs(("baseline+maml", "fedavg-fixmatch"))),
-        (
-            "regulators above MAML",
-            "Either regulator alone is ahead of Baseline+MAML",
-            pairs(("f-reg", "baseline+maml"), ("c-reg", "baseline+maml")),
-        ),
-        ("C-reg above F-reg", "C-reg alone is ahead of F-reg alone", pairs(("c-reg", "f-reg"))),
-        (
-            "online above averaged",
-            "Regulators of each client are ahead of averaged ones",
-            pairs(("f-reg", "avg-f-reg"), ("c-reg", "avg-c-reg")),
-        ),
-        (
-            "both regulators",
-            "FedDure with both regulators is ahead of either alone",
-            pairs(("feddure", "f-reg"), ("feddure", "c-reg")),
-        ),
-    ):
-        yield _claim(m, name, says, f"{ABLATION}; table 2", "table2", found, verdicts.all_above)
+def _table2(m: Measured) -> Iterator[Claim]:
+    where = "Ablation Study, Effectiveness of Components"
+    for name, says, *pairs in (
+        ("MAML helps", "Baseline+MAML is ahead of the baseline", ("baseline+maml", "fedavg-fixmatch")),
+        ("regulators above MAML", "Either regulator alone is ahead of Baseline+MAML",
+         ("f-reg", "baseline+maml"), ("c-reg", "baseline+maml")),
+        ("C-reg above F-reg", "C-reg alone is ahead of F-reg alone", ("c-reg", "f-reg")),
+        ("online above averaged", "Regulators of each client are ahead of averaged ones",
+         ("f-reg", "avg-f-reg"), ("c-reg", "avg-c-reg")),
+        ("both regulators", "FedDure with both regulators is ahead of either alone",
+         ("feddure", "f-reg"), ("feddure", "c-reg")),
+    ):  # fmt: skip
+        found = [m.compare("table2", "cifar10", setting, *pair) for setting in SETTINGS for pair in pairs]
+        yield m.claim(name, says, f"{where}; table 2", "table2", found)
     says = "There is no significant difference between the two regulators"
-    found = pairs(("c-reg", "f-reg"))
-    yield _claim(m, "regulators alike", says, ABLATION, "table2", found, verdicts.small)
+    found = [m.compare("table2", "cifar10", setting, "c-reg", "f-reg") for setting in SETTINGS]
+    yield m.claim("regulators alike", says, where, "table2", found, small)
 
 
-def _heterogeneity(m: Measured) -> Iterator[Claim]:
+def _gamma(m: Measured) -> Iterator[Claim]:
     where = "Ablation Study, Impacts of Data Heterogeneity"
     says = "FedDure is ahead of FedMatch and the baseline at every γ"
-    yield _claim(m, "first at every γ", says, where, "gamma", _along_axis(m, "gamma"), verdicts.all_above)
+    yield m.claim("first at every γ", says, where, "gamma", _along_axis(m, "gamma"))
     least, most = STUDIES["gamma"].values[0], STUDIES["gamma"].values[-1]
     found = []
     for setting in STUDIES["gamma"].settings:
         for rival in CHART_RIVALS:
             ours, theirs = (
-                _gains(*(m.accuracies("gamma", "cifar10", setting, method, value) for value in (least, most)))
+                _gains(*(m.at("gamma", "cifar10", setting, method, value) for value in (least, most)))
                 for method in ("feddure", rival)
             )
             name = f"loss of {method_name(rival)} − loss of FedDure, γ = {most:g} to {least:g}"
-            found.append(Comparison(f"{name} ({setting_name(setting)})", difference(theirs, ours)))
+            found.append(Comparison(f"{name} ({setting_name(setting)})", paired(theirs, ours)))
     says = "FedMatch and the baseline lose more than FedDure where γ is small"
-    yield _claim(m, "rivals fall at small γ", says, where, "gamma", found, verdicts.all_above)
+    yield m.claim("rivals fall at small γ", says, where, "gamma", found)
 
 
 def _labels(m: Measured) -> Iterator[Claim]:
     where = "Ablation Study, Number of Label Data per Client"
-    study = STUDIES["labels"]
+    settings, values = STUDIES["labels"].settings, STUDIES["labels"].values
+
+    def changes(method: str, setting: str, *ways: tuple[float, float]) -> list[Comparison]:
+        return [m.change("labels", "cifar10", setting, method, *way) for way in ways]
+
     says = "FedDure is ahead of FedMatch and the baseline at every share of labels"
-    yield _claim(m, "first at every label share", says, where, "labels", _along_axis(m, "labels"), verdicts.all_above)
-    found = [
-        m.change("labels", "cifar10", setting, "feddure", start, end)
-        for setting in study.settings
-        for start, end in zip(study.values, study.values[1:], strict=False)
-    ]
-    says = "FedDure gains steadily with more labels"
-    yield _claim(m, "FedDure gains with labels", says, where, "labels", found, verdicts.all_above)
-    found = [
-        m.change("labels", "cifar10", setting, "fedavg-fixmatch", study.values[0], value)
-        for setting in study.settings
-        for value in study.values[1:]
-    ]
-    says = "The baseline stagnates as labels grow"
-    yield _claim(m, "baseline stagnates", says, where, "labels", found, verdicts.small)
-    found = [m.change("labels", "cifar10", "dir-dir", "fedmatch", 4, value) for value in study.values if value > 4]
+    yield m.claim("first at every label share", says, where, "labels", _along_axis(m, "labels"))
+    found = [one for setting in settings for one in changes("feddure", setting, *pairwise(values))]
+    yield m.claim("FedDure gains with labels", "FedDure gains steadily with more labels", where, "labels", found)
+    ways = [(values[0], value) for value in values[1:]]
+    found = [one for setting in settings for one in changes("fedavg-fixmatch", setting, *ways)]
+    yield m.claim("baseline stagnates", "The baseline stagnates as labels grow", where, "labels", found, small)
+    found = changes("fedmatch", "dir-dir", *((4, value) for value in values if value > 4))
     says = "FedMatch falls beyond 4 % labels under DIR-DIR"
-    yield _claim(m, "FedMatch falls", says, where, "labels", found, verdicts.all_below)
+    yield m.claim("FedMatch falls", says, where, "labels", found, all_below)
 
 
 def _clients(m: Measured) -> Iterator[Claim]:
@@ -251,13 +430,13 @@ def _clients(m: Measured) -> Iterator[Claim]:
         needs = "clients" if dataset == "cifar10" else f"clients --datasets {dataset}"
         found = [m.change("clients", dataset, "dir-dir", "feddure", 2, 20)]
         says = f"FedDure gains with the clients of a round on {spoken(dataset)}"
-        yield _claim(m, f"gains with S on {spoken(dataset)}", says, where, needs, found, verdicts.all_above)
-        at = [m.accuracies("clients", dataset, "dir-dir", "feddure", value) for value in (2, 5, 10, 20)]
-        early, late = _gains(at[0], at[1]), _gains(at[2], at[3])
+        yield m.claim(f"gains with S on {spoken(dataset)}", says, where, needs, found)
+        at = [m.at("clients", dataset, "dir-dir", "feddure", value) for value in (2, 5, 10, 20)]
+        half = {seed: gain / 2 for seed, gain in _gains(at[0], at[1]).items()}
         name = "half of the gain from S = 2 to 5 − the gain from S = 10 to 20"
-        compared = [Comparison(name, difference({seed: gain / 2 for seed, gain in early.items()}, late))]
+        found = [Comparison(name, paired(half, _gains(at[2], at[3])))]
         says = f"FedDure's gains with the clients of a round level off on {spoken(dataset)}"
-        yield _claim(m, f"plateau in S on {spoken(dataset)}", says, where, needs, compared, verdicts.all_above)
+        yield m.claim(f"plateau in S on {spoken(dataset)}", says, where, needs, found)
 
 
 def _beyond_labels(m: Measured) -> Iterator[Claim]:
@@ -265,37 +444,7 @@ def _beyond_labels(m: Measured) -> Iterator[Claim]:
         found = [m.compare("table1", dataset, setting, "feddure", REFERENCE) for setting in SETTINGS]
         says = f"FedDure is ahead of labels-only training with as many local steps on {spoken(dataset)}"
         name = f"unlabelled images help on {spoken(dataset)}"
-        yield _claim(m, name, says, OURS, _table1(dataset), found, verdicts.all_above)
-
-
-_GROUPS: tuple[Callable[[Measured], Iterator[Claim]], ...] = (
-    _headline,
-    _state_of_the_art,
-    _below_labels_only,
-    _near_supervised,
-    _components,
-    _heterogeneity,
-    _labels,
-    _clients,
-    _beyond_labels,
-)
-
-
-def _claim(
-    m: Measured,
-    name: str,
-    says: str,
-    where: str,
-    needs: str,
-    found: Sequence[Comparison],
-    judge: Callable[[Sequence[Comparison]], Judgement],
-) -> Claim:
-    preset = "" if m.preset == "aaai24" else f" --preset {m.preset}"
-    return Claim(name, says, where, f"{needs}{preset}", m.preset, tuple(found), judge(found))
-
-
-def _first(judge: Callable[[Comparison], Judgement]) -> Callable[[Sequence[Comparison]], Judgement]:
-    return lambda found: judge(found[0])
+        yield m.claim(name, says, "not in the paper: our yardstick", _needs(dataset), found)
 
 
 def _best_rival(m: Measured, dataset: str, setting: str) -> tuple[Comparison, str]:
@@ -307,15 +456,16 @@ def _best_rival(m: Measured, dataset: str, setting: str) -> tuple[Comparison, st
     each = {rival: m.compare("table1", dataset, setting, "feddure", rival) for rival in SEMI_SUPERVISED}
     theirs = min(found.paper for found in each.values() if found.paper is not None)
     measured = {rival: found.difference for rival, found in each.items() if found.difference is not None}
-    where = setting_name(setting)
     best = min(measured, key=lambda rival: measured[rival].mean, default="")
+    name, partly, ours = f"FedDure − {method_name(best)}, its best rival", "", measured.get(best)
     if len(measured) < len(each):
-        if measured and measured[best].mean < theirs - verdicts.NEAR:
+        if ours and ours.mean < theirs - NEAR:
             name = f"FedDure − {method_name(best)}, the best of {len(measured)} rivals measured of {len(each)}"
-            return Comparison(f"{name} ({where})", measured[best], theirs), ""
-        some = f"{len(measured)} of FedDure's {len(each)} rivals are measured: which is the best is open."
-        return Comparison(f"FedDure − best rival ({where})", None, theirs), some if measured else ""
-    return Comparison(f"FedDure − {method_name(best)}, its best rival ({where})", measured[best], theirs), ""
+        else:
+            name, ours = "FedDure − best rival", None
+            some = f"{len(measured)} of FedDure's {len(each)} rivals are measured: which is the best is open."
+            partly = some if measured else ""
+    return Comparison(f"{name} ({setting_name(setting)})", ours, theirs), partly
 
 
 def _along_axis(m: Measured, study: str) -> list[Comparison]:
@@ -332,5 +482,5 @@ def _gains(start: Mapping[int, float], end: Mapping[int, float]) -> dict[int, fl
     return {seed: end[seed] - start[seed] for seed in start.keys() & end.keys()}
 
 
-def _table1(dataset: str) -> str:
+def _needs(dataset: str) -> str:
     return f"table1 --datasets {dataset}"

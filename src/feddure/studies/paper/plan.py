@@ -1,16 +1,21 @@
-"""The paper's tables and charts as grids of experiments.
+"""The paper's tables and charts as grids of experiments, and which measured cells a table shows.
 
 Studies share cells: table 1's FedDure under DIR-DIR is also a point of every chart, and is measured once.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from feddure import config
+from feddure.config import Experiment
 from feddure.errors import ConfigError
-from feddure.studies.grid.store import Cell
+from feddure.studies.grid.store import Cell, Store
+from feddure.studies.paper.numbers import PRESETS
+from feddure.tracking import summary
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 TABLE1 = (
@@ -24,6 +29,14 @@ TABLE2 = ("fedavg-fixmatch", "baseline+maml", "f-reg", "avg-f-reg", "c-reg", "av
 
 CHARTED = ("feddure", "fedmatch", "fedavg-fixmatch", "fedavg-matched")
 """The three methods of the paper's charts, and labels-only training with as many steps."""
+
+REFERENCE = "fedavg-matched"
+"""Labels-only training with as many local steps: what any use of unlabelled images must beat."""
+
+VARIED = ("fixmatch", "uda", "feddure", "fedmatch", "proximal")
+"""Sections of methods: a cell that changes nothing else is a further row of the study it belongs to."""
+
+_LONGEST_STEM = 110  # bytes: encrypted file systems take names of 143, ending and mark of an unfinished file included
 
 EMA = 0.9
 """Decay of the averaged model that is evaluated beside the global one; it changes nothing in training."""
@@ -121,6 +134,89 @@ def _changes(study: Study, value: float | None, dataset: str) -> Changes:
     return {}
 
 
+def reference_cell(cell: Cell) -> Cell:
+    """The same experiment with labelled images alone and as many steps."""
+    plain = {name: Experiment.model_fields[name].default for name in VARIED}
+    return Cell(cell.study, cell.preset, cell.experiment.model_copy(update={"method": REFERENCE} | plain))
+
+
+def gather(asked: Sequence[Cell], store: Store) -> list[Cell]:
+    """The cells of a study that were asked for, and what else was measured for the same study and preset.
+
+    A later look at one method does not make the others disappear from the study's table. Cells that change more than
+    a method (other rounds, another server) make a table of their own.
+    """
+    if not asked or is_apart(asked):
+        return list(asked)
+    known = measured_for(asked[0].study, asked[0].preset, experiments(store))
+    return list({cell.hash: cell for cell in (*known, *asked)}.values())
+
+
+def experiments(store: Store) -> list[Experiment]:
+    """All that was measured in a folder."""
+    return [Experiment.model_validate(found.experiment) for found in store.measurements()]
+
+
+def measured_for(study: str, preset: str, experiments: Sequence[Experiment]) -> list[Cell]:
+    """What was measured for a study under a preset, and the rest of the study's cells for the same seeds.
+
+    Data sets beyond the study's own count where something was measured on them that table 1 would not ask for; a
+    preset that is not the paper's has no data sets of its own.
+    """
+    usual = STUDIES[study].datasets if preset in PRESETS else ()
+    datasets = (*usual, *sorted({experiment.dataset for experiment in experiments} - set(usual)))
+    seeds = tuple(sorted({experiment.seed for experiment in experiments}))
+    every = _plain(study, preset, datasets, seeds)
+    there = {_hash(experiment) for experiment in experiments}
+    shared = set() if study == "table1" else {cell.hash for cell in _plain("table1", preset, datasets, seeds)}
+    own = {cell.experiment.dataset for cell in every if cell.hash in there - shared} | set(usual)
+    begun = {cell.experiment.seed for cell in every if cell.hash in there}
+    chosen = [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
+    return [*chosen, *_variants(chosen, experiments)]
+
+
+def begun(store: Store) -> list[Cell]:
+    """The cells of all studies of which something is measured: more than what a chart shares with table 1."""
+    found, measured = [], experiments(store)
+    there = {_hash(experiment) for experiment in measured}
+    for preset in PRESETS:
+        table1 = {cell.hash for cell in measured_for("table1", preset, measured)}
+        for study in STUDIES:
+            own = measured_for(study, preset, measured)
+            shared = table1 if STUDIES[study].axis or study == "table2" else set()
+            if any(cell.hash in there - shared for cell in own):
+                found += own
+    return found
+
+
+def is_apart(cells: Sequence[Cell]) -> bool:
+    """Whether cells differ from their study in more than a method's own fields."""
+    changed = {text.partition("=")[0].partition(".")[0] for cell in cells for text in cell.options.split()}
+    return bool(changed - set(VARIED)) or cells[0].experiment.rounds != config.load(cells[0].preset).rounds
+
+
+def stem(cells: Sequence[Cell]) -> str:
+    """The name of the files of a study's cells, without ending; a hash stands for what is too long in it."""
+    preset, rounds = cells[0].preset, cells[0].experiment.rounds
+    name = f"{cells[0].study}-{preset}"
+    if not is_apart(cells):
+        return name
+    if rounds != config.load(preset).rounds:
+        name += f"-{rounds}-rounds"
+    options = "-".join(sorted({cell.options for cell in cells} - {""}))
+    whole = f"{name}-{options}".rstrip("-")
+    name = "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in whole)
+    if len(name.encode()) <= _LONGEST_STEM:
+        return name
+    kept = name.encode()[: _LONGEST_STEM - 11].decode(errors="ignore").rstrip("-")
+    return f"{kept}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
+
+
+def axis_text(axis: str, value: float) -> str:
+    """A point of an axis: γ = 0.3, 4 % labels, S = 10."""
+    return {"gamma": f"γ = {value:g}", "labels": f"{value:g} % labels", "clients_per_round": f"S = {value:g}"}[axis]
+
+
 def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse a name that does not exist, before anything is done."""
     known = tuple(known)
@@ -146,3 +242,30 @@ def _check_gamma(settings: Iterable[str]) -> None:
                 f"--settings {setting}: the study gamma varies γ, which shapes only Dirichlet shares; "
                 f"expected {' or '.join(STUDIES['gamma'].settings)}"
             )
+
+
+@cache
+def _plain(study: str, preset: str, datasets: tuple[str, ...], seeds: tuple[int, ...]) -> tuple[Cell, ...]:
+    return tuple(cells(study, Request(preset, datasets=datasets, seeds=seeds)))
+
+
+def _variants(every: Sequence[Cell], experiments: Iterable[Experiment]) -> Iterator[Cell]:
+    """Measured experiments that differ from a cell of the study in fields of their method alone."""
+
+    def place(experiment: Experiment) -> str:
+        return experiment.model_dump_json(exclude={*VARIED, "engine", "checkpoint_every"})
+
+    places = {place(cell.experiment): cell for cell in every}
+    hashes = {cell.hash for cell in every}
+    for experiment in experiments:
+        cell = places.get(place(experiment))
+        if cell is not None and _hash(experiment) not in hashes:
+            changed = summary.differences([cell.experiment, experiment])
+            tree = summary.flat(experiment)
+            options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in VARIED)
+            if options:
+                yield Cell(cell.study, cell.preset, experiment, options)
+
+
+def _hash(experiment: Experiment) -> str:
+    return experiment.fingerprint()[:16]

@@ -1,210 +1,440 @@
-"""What `feddure reproduce` prints and writes of a study: CSV, Markdown, figure and page.
+"""What `feddure reproduce` prints and writes: tables, claims, partitions and theorems as CSV, Markdown, PNG and HTML.
 
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table as RichTable
-from rich.text import Text
+from rich.text import Text as RichText
 
-from feddure import data
+from feddure import config
 from feddure.data.dataset import Dataset
-from feddure.reports import style
-from feddure.reports.run_report import Table, embed
+from feddure.data.partition import external_imbalance, internal_imbalance, make
+from feddure.errors import RunError
+from feddure.files import write_whole
+from feddure.reports import frame, page, style
+from feddure.reports.page import Group, Picture, Section, Table, Text
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper import figures as reproduce_figures
-from feddure.studies.paper import names, pages, tables, words
-from feddure.studies.paper import partitions as reproduce_partitions
-from feddure.studies.paper import plan as reproduce
-from feddure.studies.paper.files import make_folder, write_files, write_index
-from feddure.studies.paper.pages import Page, Section
-from feddure.studies.paper.rows import Row, gather, rows, stem
+from feddure.studies.paper import figures, plan, rows
+from feddure.studies.paper.claims import VERDICTS, Claim, Criterion, claims, theorem_claims
+from feddure.studies.paper.numbers import PRESETS, ROUNDS
+from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
 from feddure.tracking.summary import spoken
 
+MARK = "<!-- Written by feddure reproduce; it is made anew each time. -->"
 
-def show(
-    study: str, cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None
-) -> list[RenderableType]:
+ABOUT = {
+    **{name: study.about for name, study in plan.STUDIES.items()},
+    "partitions": "Who owns which images: FedMatch's Batch-NonIID beside DIR-DIR",
+    "theory": "The two theorems, measured",
+    "claims": "What the paper says in words, and whether our measurements say so too",
+}
+"""All that can be reproduced, in one sentence each."""
+
+DEALT = {"fedmatch": "FedMatch, Batch-NonIID", "dir-dir": "The paper, DIR-DIR"}
+"""The settings whose partitions are compared."""
+
+_DEFINITIONS = {
+    ("fedavg",): "FedAvg* trains on labelled images alone, one pass over them in a round.",
+    ("fedavg-matched",): "FedAvg* with matched steps trains on labelled images alone, with as many local steps as the "
+    "semi-supervised methods.",
+    ("fedavg-sl", "fedprox-sl"): "Methods with -SL use every training label.",
+}
+_REMARKS = {
+    "figure1": "The paper's numbers are those of its table 1.",
+    "table2": "Its baseline is FedAvg-FixMatch. The paper's table 2 and table 1 print different numbers for it under "
+    "IID-DIR and IID-IID.",
+    "gamma": "The paper prints no numbers for this chart.",
+    "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
+    "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
+}
+_VERDICTS = {
+    "holds": ("green", "holds", "hold"),
+    "does not hold": ("red", "does not hold", "do not hold"),
+    "undecided": ("yellow", "is undecided", "are undecided"),
+    "not measured": ("dim", "is not measured", "are not measured"),
+}
+"""Colour on a terminal, and what is said of one claim and of several."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a page says, as HTML and as Markdown."""
+
+    name: str  # of its files
+    study: str
+    lead: str
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
+    footer: Sequence[str] = ()
+    draw: Callable[[], Figure] | None = None
+
+    def html(self, figure: Figure | None) -> str:
+        pictures = [page.embed(figure, f"{ABOUT[self.study]}: the numbers of the tables")] if figure else []
+        sections = [Section("", parts=pictures), *self.sections]
+        kicker = f"feddure reproduce {self.study}"
+        return page.page(kicker, ABOUT[self.study], [("", self.lead)], sections, self.notes, footer=self.footer)
+
+    def markdown(self) -> str:
+        title = ABOUT[self.study]
+        blocks = [f"{MARK}\n# {title}", self.lead, *(f"> {note}" for note in self.notes)]
+        blocks += [f"![{title}]({self.name}.png)"] if self.draw else []
+        for section in self.sections:
+            blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
+        return "\n\n".join(filter(None, [*blocks, *self.footer])) + "\n"
+
+
+def _markdown(part: Any) -> str:
+    if isinstance(part, Table):
+        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
+    if isinstance(part, Group):
+        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
+    return f"### {part.text}" if part.kind == "heading" else part.text
+
+
+# A study: a table or a chart.
+
+
+def results(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
+    """The rows of the study that these cells belong to; `failed` says why cells could not be measured, by hashes."""
+    return rows.rows(plan.gather(cells, store), store, failed)
+
+
+def show(found: Sequence[Row]) -> list[RenderableType]:
     """A study's tables for a terminal: the methods of which something is measured or was tried in vain."""
-    found = rows(gather(study, cells, store), store, failed)
-    shared = names.shared(found)
-    found = names.without(found, shared)
-    begun = {(row.dataset, row.method, row.options) for row in found if row.measured or row.failed}
+    begun = {(row.dataset, row.method, row.options) for row in found if row.seeds or row.failed}
     listed = [row for row in found if (row.dataset, row.method, row.options) in begun]
-    seeds = tables.most_seeds(found)
-    preset = f" ({cells[0].preset})" if cells else ""
-    shown: list[RenderableType] = [Text(f"{words.ABOUT[study]}{preset}", "bold")]
-    if shared:
-        shown.append(Text(words.throughout(shared)))
-    for grid in tables.grids(listed):
-        table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        table.add_column("method")
-        for column in (*grid.columns, "steps"):
-            table.add_column(column, justify="right")
-        for name, line in zip(grid.names, grid.entries, strict=True):
-            look = "bold" if name == "FedDure" else ""
-            table.add_row(Text(name), *(tables.entry(row, seeds) for row in line), tables.steps(line), style=look)
-        shown += [Text(f"\n{grid.title}", "bold"), table]
+    seeds = rows.most_seeds(found)
+    shown: list[RenderableType] = [RichText(f"{ABOUT[found[0].study]} ({found[0].preset})", "bold")]
+    if found[0].common:
+        shown.append(RichText(_throughout(found)))
+    for grid in rows.grids(listed):
+        shown += [RichText(f"\n{grid.title}", "bold"), _terminal(rows.table(grid, seeds), bold="FedDure")]
     if listed:
-        shown.append(Text(f"\n{words.quantity(listed, seeds)} {words.definitions(listed)}", "dim"))
-    return [*shown, Text(words.state(found))]
+        shown.append(RichText(f"\n{_quantity(listed, seeds)} {_definitions(listed)}", "dim"))
+    return [*shown, RichText(_state(found))]
 
 
-def write(
-    study: str, cells: Sequence[Cell], store: Store, folder: Path, failed: Mapping[str, str] | None = None
-) -> list[Path]:
-    """Write a study's files, each whole or not at all, and the index; returns their paths, the page last.
+def write(found: Sequence[Row], name: str, folder: Path) -> Path:
+    """Write a study's files and the index; returns the page."""
+    study, preset, seeds = found[0].study, found[0].preset, rows.most_seeds(found)
+    _make(folder)
+    frame.write_csv(folder / f"{name}.csv", rows.records(found))
+    sections = []
+    for place, grid in enumerate(rows.grids(found)):
+        parts: list[Any] = [_table(rows.table(grid, seeds))]
+        parts += [Text(_definitions(found), "fact")] if place == 0 else []
+        beyond = rows.beyond_labels(grid)
+        if len(beyond):
+            text = "Points beyond labels-only training with matched steps, on the same seeds"
+            parts += [Text(text + (", with 95 % intervals by Student's t:" if seeds > 1 else ":")), _table(beyond)]
+        sections.append(Section(grid.title, parts=parts))
+    for heading, lines in (("Failed", rows.failed(found)), ("Not measured yet", rows.missing(found))):
+        if lines:
+            sections.append(Section(heading, parts=[_folded(lines, opened=heading == "Failed")]))
+    has_numbers = any(row.seeds or row.paper is not None for row in found)
+    setup = f"Preset {preset}: {config.about(preset)}"
+    lead = " ".join(filter(None, [setup, _throughout(found), _quantity(found, seeds)]))
+    footer = frame.provenance(rows.runs_of(found))
+    draw = partial(figures.figure, found) if has_numbers else None
+    return _write(folder, Document(name, study, lead, sections, _notes(found), footer, draw))
 
-    Numbers come first: whatever happens to a figure, they are kept. `failed` says why cells could not be measured, by
-    their hashes.
-    """
-    preset = cells[0].preset if cells else reproduce.Request().preset
-    found = rows(gather(study, cells, store), store, failed)
-    name = stem(study, cells, preset)
-    numbers = {f"{name}.csv": tables.as_csv(found)}
-    if study == "figure1":
-        numbers[f"{name}-curves.csv"] = _curves(found)
-    numbers[f"{name}.md"] = _markdown(study, preset, found, name)
-    written = write_files(folder, {file: text.encode() for file, text in numbers.items()})
-    figure = reproduce_figures.figure(found) if _has_numbers(found) else None
-    drawn = {f"{name}.png": style.render(figure, "png")} if figure else {}
-    page = pages.render(_page(study, preset, found, figure)).encode()
-    return written + write_files(folder, drawn | {f"{name}.html": page})
+
+def _throughout(found: Sequence[Row]) -> str:
+    """What all rows change, said once."""
+    return f"All with {found[0].common}." if found[0].common else ""
 
 
-def write_partitions(folder: Path, datasets: Iterable[str], data_dir: Path | None = None) -> list[Path]:
-    """Deal each data set as FedMatch and the paper do; writes counts, figure and page, and the index."""
-    written = []
-    for name in datasets:
-        written += write_files(folder, _partition_files(data.load(name, data_dir, progress=True)))
+def _quantity(found: Sequence[Row], seeds: int) -> str:
+    """What the numbers of the tables are."""
+    spread = f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed" if seeds else ""
+    if any(0 < len(row.seeds) < seeds for row in found):
+        spread += ", or n where there are fewer"
+    beside = " (paper, ours − paper)" if any(row.paper is not None for row in found) else ""
+    return f"Test accuracy in %, {frame.mean_of(rows.runs_of(found), True)}{spread}{beside}."
+
+
+def _definitions(found: Sequence[Row]) -> str:
+    """What the words and signs in the tables mean, of those that are there."""
+    there = {row.method for row in found}
+    said = ["Steps: local ones of a client in a round."]
+    said += [words for methods, words in _DEFINITIONS.items() if there & set(methods)]
+    said += [_REMARKS.get(found[0].study, "") if found[0].preset in PRESETS else ""]
+    if any(row.is_dirty for row in found):
+        said.append(f"{rows.DIRTY}: measured, at least in part, by code with uncommitted changes.")
+    return " ".join(filter(None, said))
+
+
+def _state(found: Sequence[Row]) -> str:
+    """How much of a study is measured."""
+    done, left = sum(len(row.seeds) for row in found), sum(len(row.missing) for row in found)
+    failed = sum(len(row.failed) for row in found)
+    return f"{done} of {done + left} cells of this study are measured{f'; {failed} failed' if failed else ''}."
+
+
+def _notes(found: Sequence[Row]) -> list[str]:
+    """What a reader must know before the numbers."""
+    said = []
+    done = any(row.seeds for row in found)
+    if not done or any(row.missing for row in found):
+        said.append(f"{_state(found)} The others are listed at the end.")
+    if rows.most_seeds(found) == 1:
+        said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
+    rounds = sorted({number for row in found for number in row.measured["rounds"]})
+    if any(number != ROUNDS for number in rounds) and any(row.paper is not None for row in found):
+        listed = f"{', '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
+        said.append(f"{listed}, not the {ROUNDS} of the paper: its numbers do not compare.")
+    for panel in rows.panels(found):
+        if done and not any(row.seeds for row in found if row.dataset == panel[0].dataset):
+            preset = f" --preset {panel[0].preset}" * (panel[0].preset != plan.Request().preset)
+            command = f"feddure reproduce {panel[0].study} --datasets {panel[0].dataset}{preset}"
+            name = spoken(panel[0].dataset)
+            said.append(f"{name} is not measured: its numbers are the paper's. {command} measures it.")
+    return list(dict.fromkeys(said))
+
+
+# Claims.
+
+
+def all_claims(store: Store) -> list[Claim]:
+    """Every claim, judged for each preset with cells of its own, and the theorems."""
+    experiments = plan.experiments(store)
+    found = []
+    for preset in PRESETS:
+        own = {study: rows.rows(plan.measured_for(study, preset, experiments), store) for study in plan.STUDIES}
+        if any(row.seeds for table in own.values() for row in table):
+            found += claims(preset, own)
+    return [*(found or claims(plan.Request().preset, {})), *theorem_claims(store.folder)]
+
+
+def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
+    """The verdicts for a terminal; claims without a measurement are counted, not listed."""
+    shown: list[RenderableType] = []
+    for preset, own in _by_preset(found):
+        shown.append(RichText(f"\n{preset}", "bold"))
+        measured = [claim for claim in own if claim.verdict != "not measured"]
+        table = RichTable("claim", "verdict", "measured", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        for claim in measured:
+            verdict = RichText(claim.verdict, _VERDICTS[claim.verdict][0], no_wrap=True)
+            table.add_row(RichText(claim.says), verdict, RichText(claim.judgement.sentence))
+        shown += [table] if measured else []
+        if left := len(own) - len(measured):
+            are = "claim is" if left == 1 else "claims are"
+            shown.append(RichText(f"{left} {are} not measured yet: see claims.html", "dim"))
+    return shown
+
+
+def write_claims(found: Sequence[Claim], folder: Path) -> Path:
+    """Write claims.csv, claims-comparisons.csv with what they rest on, and a page; returns the page."""
+    _make(folder)
+    frame.write_csv(
+        folder / "claims.csv",
+        pd.DataFrame(
+            {
+                "preset": claim.preset,
+                "claim": claim.name,
+                "says": claim.says,
+                "where": claim.where,
+                "verdict": claim.verdict,
+                "measured": claim.judgement.sentence,
+                "criterion": claim.judgement.criterion.words,
+                "needs": f"feddure reproduce {claim.needs}",
+            }
+            for claim in found
+        ),
+    )
+    frame.write_csv(folder / "claims-comparisons.csv", _comparisons(found))
+    sections = []
+    for preset, own in _by_preset(found):
+        parts: list[Any] = []
+        groups: dict[Criterion, list[Claim]] = {}
+        for claim in own:
+            groups.setdefault(claim.judgement.criterion, []).append(claim)
+        for criterion, judged in groups.items():
+            judged.sort(key=lambda claim: claim.verdict == "not measured")
+            lines = [[claim.says, claim.verdict, claim.judgement.sentence, claim.where] for claim in judged]
+            parts += [Text(criterion.title, "heading"), Text(criterion.words)]
+            parts.append(Table(["claim", "verdict", "measured", "where"], lines, kind="prose"))
+        sections.append(Section(preset, tally(own), parts))
+    lead = (
+        "Each claim of the paper's text is judged by the criterion above it. Differences are in points of test "
+        "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t; "
+        "claims-comparisons.csv has them all."
+    )
+    return _write(folder, Document("claims", "claims", lead, sections))
+
+
+def tally(found: Sequence[Claim]) -> str:
+    """How many claims have which verdict."""
+    counts = [(sum(claim.verdict == verdict for claim in found), _VERDICTS[verdict][1:]) for verdict in VERDICTS]
+    each = ", ".join(f"{number} {said[number > 1]}" for number, said in counts if number)
+    return f"Of {len(found)} claim{'s' * (len(found) > 1)} {each}."
+
+
+def _comparisons(found: Sequence[Claim]) -> pd.DataFrame:
+    lines = []
+    for claim in found:
+        for one in claim.comparisons:
+            ends = (getattr(one.difference, name, None) for name in ("mean", "low", "high"))
+            numbers = [None if value is None else round(value, 3) for value in ends]
+            seeds = one.difference.n if one.difference else 0
+            paper = None if one.paper is None else round(one.paper, 2)
+            lines.append([claim.preset, claim.name, one.name, *numbers, seeds, paper])
+    columns = ["preset", "claim", "comparison", "difference", "low", "high", "seeds", "paper"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
+    presets: dict[str, list[Claim]] = {}
+    for claim in found:
+        presets.setdefault("Theory" if claim.preset == "any" else f"Preset {claim.preset}", []).append(claim)
+    return list(presets.items())
+
+
+# What trains nothing.
+
+
+def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path:
+    """Deal a data set as FedMatch and the paper do; writes counts, figure and page, and returns the page."""
+    classes = len(dataset.classes)
+    dealt, counted, lines = {}, [], []
+    for setting, title in DEALT.items():
+        changes = {"partition.setting": setting, "partition.clients": clients, "clients_per_round": 1}
+        partition = dealt[title] = make(dataset, config.load(changes=changes).partition, seed=0)
+        measures = (measure(partition, dataset.labels, classes) for measure in (internal_imbalance, external_imbalance))
+        imbalances = [f"{found or 0.0:.2f}" for found in measures]
+        for kind, counts in zip(("labelled", "unlabelled"), partition.counts(dataset.labels, classes), strict=True):
+            counted += [[setting, kind, client, *map(int, row)] for client, row in enumerate(counts)]
+            sizes, absent = counts.sum(axis=1), (counts == 0).sum(axis=1).mean()
+            lines.append(
+                [title, kind, f"{sizes.sum():,}", f"{sizes.min():,}–{sizes.max():,}", f"{absent:.1f}", *imbalances]
+            )
+    columns = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
+    lead = (
+        f"{spoken(dataset.name)} dealt to {clients} clients with seed 0. Internal imbalance compares a client's "
+        "labelled with its unlabelled images, external imbalance compares clients by all their images; 0 is none, 1 "
+        "the most. Both are of a whole setting."
+    )
+    name = f"partitions-{dataset.name}"
+    _make(folder)
+    counts_columns = ["setting", "images", "client", *dataset.classes]
+    frame.write_csv(folder / f"{name}.csv", pd.DataFrame(counted, columns=counts_columns))
+    section = Section("In numbers", parts=[Table(columns, lines, numbers_from=2)])
+    draw = partial(figures.partitions, dataset, dealt)
+    return _write(folder, Document(name, "partitions", lead, [section], draw=draw))
+
+
+def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
+    """Measure the theorems unless that was done, which takes minutes; writes its files, a page and the index."""
+    _make(folder)
+    if not (folder / "theory.json").exists():
+        study = theory.measure(progress=progress)
+        theory_report.write(study, folder, theory_report.summary(study))
+    write_index(folder)
+    return folder / "theory.html"
+
+
+def _theory_page(folder: Path) -> str:
+    """What `feddure theory` left in a folder, as a page; empty where nothing is there."""
+    report = theory_report.read(folder)
+    if not report.get("findings"):
+        return ""
+    table = theory_report.table(report).drop(columns="verdict")
+    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
+    pictures = []
+    if (folder / "theory.png").exists():
+        source = f"data:image/png;base64,{base64.b64encode((folder / 'theory.png').read_bytes()).decode()}"
+        alt = "The theorems' quantities and their controls against the number of steps"
+        across, up = theory_report.FIGURE_SIZE
+        pictures.append(Picture(source, alt, round(100 * across), round(100 * up)))
+    sections = [
+        Section("", parts=pictures),
+        Section("In numbers", parts=[page.table(table), Text(theory_report.reading(report), "fact")]),
+        Section("Verdicts", parts=[Text(one) for one in verdicts]),
+        Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
+    ]
+    lead = "Both theorems on a small smooth network and full batches, each quantity beside a control that learns less."
+    where = report["environment"]
+    footer = [f"Measured on {where['cpu']}, {where['cores']} cores, with torch {where['torch']}."]
+    return page.page("feddure reproduce theory", ABOUT["theory"], [("", lead)], sections, footer=footer)
+
+
+# Files.
+
+
+def write_index(folder: Path) -> None:
+    """index.html and README.md: links to everything that lies in the folder; theory's findings become a page first."""
+    if theory_page := _theory_page(folder):
+        write_whole(folder / "theory.html", theory_page.encode(), RunError)
+    links = []
+    for name, about in ABOUT.items():
+        for key in sorted({path.stem for path in folder.glob(f"{name}*") if path.suffix in (".html", ".md")}):
+            files = [f"{key}.{end}" for end in ("html", "md", "png", "csv") if (folder / f"{key}.{end}").exists()]
+            links.append((key, about, files))
+    title = "FedDure, reproduced"
+    lead = "The tables, charts and claims of the paper, measured, with its numbers beside ours."
+    index = page.render("index.html.j2", kicker="feddure reproduce", title=title, lead=[("", lead)], links=links)
+    write_whole(folder / "index.html", index.encode(), RunError)
+    lines = []
+    for key, about, every in links:
+        files = [file for file in every if not file.endswith(".html")] or every  # Markdown leads on to Markdown
+        listed = ", ".join(f"[{file.rpartition('.')[2]}]({file})" for file in files)
+        lines.append([f"[{key}]({files[0]})", about, listed])
+    table = frame.markdown(pd.DataFrame(lines, columns=["study", "shows", "files"]), numbers_from=3)
+    rest = "`results.csv` has a line for each study and measured cell; the cells have their curves and diagnostics too."
+    readme = folder / "README.md"
+    if not readme.exists() or readme.read_bytes().startswith(MARK.encode()):
+        write_whole(readme, "\n\n".join([f"{MARK}\n# {title}", lead, table, rest, ""])[:-1].encode(), RunError)
+
+
+def _write(folder: Path, document: Document) -> Path:
+    """Write a document's files, each whole or not at all, and the index; returns the page."""
+
+    def keep(ending: str, content: bytes) -> Path:
+        path = folder / f"{document.name}.{ending}"
+        write_whole(path, content, RunError)
+        return path
+
+    keep("md", document.markdown().encode())  # whatever happens to a figure, the numbers are kept
+    figure = document.draw() if document.draw else None
+    if figure:
+        keep("png", style.render(figure, "png"))
+    written = keep("html", document.html(figure).encode())
+    write_index(folder)
     return written
 
 
-def write_theory(folder: Path, progress: Callable[[int, int], None] | None = None) -> list[Path]:
-    """Measure the theorems unless that was done, which takes minutes; writes its files, a page and the index."""
-    make_folder(folder)
-    if not (folder / "theory.json").exists():
-        study = theory.measure(4096, 3, 16.0, progress=progress or (lambda done, total: None))
-        theory_report.write(study, folder, theory_report.summary(study))
-    write_index(folder)
-    return [folder / name for name in (*theory_report.FILES, "theory.html")]
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
 
 
-def _page(study: str, preset: str, found: Sequence[Row], figure: Figure | None) -> Page:
-    shared = names.shared(found)
-    found = names.without(found, shared)
-    seeds = tables.most_seeds(found)
-    sections = []
-    for place, grid in enumerate(tables.grids(found)):
-        beyond = pages.beyond_table(grid)
-        text = "Points of accuracy on the same seeds" + (", with 95 % intervals by Student's t." if seeds > 1 else ".")
-        heading = "Beyond labels-only training with matched steps"
-        sections.append(
-            Section(
-                grid.title,
-                grids=[pages.grid_table(grid, seeds)],
-                below=words.definitions(found) if place == 0 else "",
-                tables=[(heading, text, beyond)] if beyond else [],
-            )
-        )
-    if failed := tables.failed(found):
-        sections.append(Section("Failed", points=failed))
-    if left := tables.missing(found):
-        sections.append(Section("Not measured yet", list=left))
-    quantity = words.quantity(found, seeds, columns=True)
-    alt = f"{words.ABOUT[study]}: the numbers of the tables below"
-    return Page(
-        kicker=f"feddure reproduce {study}",
-        title=words.ABOUT[study],
-        lead=" ".join(filter(None, [words.setup(preset), words.throughout(shared), quantity])),
-        sections=sections,
-        notes=words.notes(found),
-        pictures=[embed(figure, alt)] if figure else [],
-        footer=pages.provenance(found),
-    )
+def _table(found: pd.DataFrame) -> Table:
+    return page.table(found, numbers_from=1, marked=frozenset({"FedDure"}))
 
 
-def _markdown(study: str, preset: str, found: Sequence[Row], name: str) -> str:
-    shared = names.shared(found)
-    found = names.without(found, shared)
-    quantity = words.quantity(found, tables.most_seeds(found))
-    lines = [
-        f"# {words.ABOUT[study]}",
-        "",
-        " ".join(filter(None, [words.setup(preset), words.throughout(shared), quantity])),
-        "",
-        *(f"> {note}\n" for note in words.notes(found)),
-        *([f"![{words.ABOUT[study]}]({name}.png)", ""] if _has_numbers(found) else []),
-        tables.markdown(found, words.definitions(found)),
-    ]
-    if failed := tables.failed(found):
-        lines += ["## Failed", "", *(f"- {line}".replace("<", r"\<") for line in failed), ""]
-    if left := tables.missing(found):
-        lines += ["## Not measured yet", "", *(f"- {line}" for line in left), ""]
-    return "\n".join([*lines, *pages.provenance(found), ""])
+def _folded(lines: Sequence[str], opened: bool) -> Group:
+    return Group([Text(line) for line in lines], f"{len(lines)} entries", opened)
 
 
-def _has_numbers(found: Sequence[Row]) -> bool:
-    """Whether there is something to draw."""
-    return any(row.measured or row.paper is not None for row in found)
-
-
-def _curves(found: Sequence[Row]) -> str:
-    """The curves of a figure: accuracies in per cent, mean and deviation over seeds."""
-    lines = []
-    for row in found:
-        if row.measured:
-            rounds, values = reproduce_figures.seed_curves(row)
-            for place, number in enumerate(rounds):
-                column = values[:, place]
-                deviation = round(float(column.std(ddof=1)), 3) if len(column) > 1 else ""
-                lines.append(
-                    [row.dataset, row.setting, row.method, row.options, int(number), len(column),
-                     round(float(column.mean()), 3), deviation]
-                )  # fmt: skip
-    columns = ["dataset", "setting", "method", "options", "round", "seeds", "accuracy_mean", "accuracy_sd"]
-    return tables.lines_of(columns, lines)
-
-
-def _partition_files(dataset: Dataset) -> dict[str, bytes]:
-    name, classes = f"partitions-{dataset.name}", len(dataset.classes)
-    counts_lines, summary_lines = [], []
-    for setting, title in reproduce_partitions.DEALT.items():
-        dealt = reproduce_partitions.deal(dataset, setting)
-        inside, outside = reproduce_partitions.imbalances(dealt, dataset)
-        for kind, counts in zip(("labelled", "unlabelled"), dealt.counts(dataset.labels, classes), strict=True):
-            counts_lines += [[setting, kind, client, *map(int, row)] for client, row in enumerate(counts)]
-            sizes, absent = counts.sum(axis=1), (counts == 0).sum(axis=1)
-            summary_lines.append(
-                [title, kind, f"{sizes.sum():,}", f"{sizes.min():,}–{sizes.max():,}", f"{absent.mean():.1f}",
-                 f"{inside:.2f}", f"{outside:.2f}"]
-            )  # fmt: skip
-    heads = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
-    lead = (
-        f"{spoken(dataset.name)} dealt to 100 clients with seed 0. Internal imbalance compares a client's labelled "
-        "with its unlabelled images, external imbalance compares clients by all their "
-        "images; 0 is none, 1 the most. Both are of a whole setting."
-    )
-    figure = reproduce_partitions.picture(dataset)
-    table = Table(heads, summary_lines)
-    page = Page(
-        "feddure reproduce partitions",
-        words.ABOUT["partitions"],
-        lead,
-        [Section("In numbers", tables=[("", "", table)])],
-        pictures=[embed(figure, "Labelled and unlabelled images of each class on the first clients")],
-    )
-    markdown = [f"# {words.ABOUT['partitions']}", "", lead, "", f"![{words.ABOUT['partitions']}]({name}.png)", ""]
-    return {
-        f"{name}.csv": tables.lines_of(["setting", "images", "client", *dataset.classes], counts_lines).encode(),
-        f"{name}.png": style.render(figure, "png"),
-        f"{name}.md": "\n".join([*markdown, *tables.table(heads, summary_lines), ""]).encode(),
-        f"{name}.html": pages.render(page).encode(),
-    }
+def _terminal(found: pd.DataFrame, bold: str) -> RichTable:
+    table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for place, name in enumerate(found.columns):
+        table.add_column(name, justify="right" if place else "left")
+    for first, *others in found.itertuples(index=False):
+        table.add_row(RichText(first), *others, style="bold" if first == bold else "")
+    return table

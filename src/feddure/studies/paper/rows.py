@@ -1,61 +1,34 @@
-"""What was measured for a study: a row for each of its places over all seeds, with the paper's number beside it.
+"""A study's table: a row for each of its places over all seeds, ours beside the paper's number.
 
-Accuracies and differences here are in per cent and points, as the paper prints them. What is not measured has no
-number.
+Accuracies and differences are in per cent and points, as the paper prints them. What is not measured has no number.
 """
 
-import hashlib
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from feddure import config
-from feddure.studies.compare_tables import Spread, paired
-from feddure.studies.grid.store import Cell, Measurement, Store
-from feddure.studies.paper import plan as reproduce
-from feddure.studies.paper.numbers import PRESETS, method_name, printed
-from feddure.tracking import summary
+import pandas as pd
 
-REFERENCE = "fedavg-matched"
-"""Labels-only training with as many local steps: what any use of unlabelled images must beat."""
+from feddure.reports import frame
+from feddure.reports.frame import Difference, Spread
+from feddure.studies.grid.store import Cell, Store
+from feddure.studies.paper.numbers import PRESETS, method_name, printed, setting_name
+from feddure.studies.paper.plan import REFERENCE, STUDIES, axis_text, is_apart, reference_cell
+from feddure.tracking.summary import NOTHING, spoken
 
-VARIED = ("fixmatch", "uda", "feddure", "fedmatch", "proximal")
-"""Fields of methods: a cell that changes nothing else is a further row of the study it belongs to."""
+NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
 
-_LONGEST_STEM = 110  # bytes: encrypted file systems take names of 143, ending and mark of an unfinished file included
-
-Accuracies = Mapping[int, float]
-"""Per cent by seed."""
+_BETWEEN_OPTIONS = re.compile(r" (?=[A-Za-z_][\w.]*=)")  # a value may have spaces of its own
+_REFERENCE = "reference"  # a column: the accuracy of labels-only training with as many steps on the same seed
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Points of accuracy between two things on the same seeds; the 95 % interval needs two seeds or more."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
-
-    @property
-    def above(self) -> bool:
-        """Whether the whole interval is above 0."""
-        return self.low is not None and self.low > 0
-
-    @property
-    def below(self) -> bool:
-        """Whether the whole interval is below 0."""
-        return self.high is not None and self.high < 0
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return signed(self.mean, 1 if self.seeds > 1 else 2)
-        return f"{signed(self.mean)} [{signed(self.low)}, {signed(self.high)}]"
+def _no_runs() -> pd.DataFrame:
+    return pd.DataFrame(columns=[*frame.COLUMNS, _REFERENCE])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A method at one place of a study, over its seeds."""
 
@@ -66,44 +39,51 @@ class Row:
     method: str
     options: str = ""
     value: float | None = None  # of the study's axis
-    measured: Mapping[int, Measurement] = field(default_factory=dict)  # by seed
-    missing: tuple[int, ...] = ()  # seeds
-    failed: Mapping[int, str] = field(default_factory=dict)  # why, of those of the missing that were tried in vain
-    reference: Accuracies = field(default_factory=dict)  # of labels-only training with as many steps
+    runs: pd.DataFrame = field(default_factory=_no_runs)  # of the frame of results, with a reference
     paper: float | None = None
+    common: str = ""  # options that all rows of the table have: their names leave them out
 
     @property
     def name(self) -> str:
         """The method, and what it changes."""
-        return method_name(self.method, self.study) + (f", {self.options}" if self.options else "")
+        return ", ".join(filter(None, (method_name(self.method, self.study), self.changes)))
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(sorted(self.measured))
+    def changes(self) -> str:
+        """The options that not all rows have."""
+        common = _BETWEEN_OPTIONS.split(self.common)
+        return " ".join(part for part in _BETWEEN_OPTIONS.split(self.options) if part not in common)
 
-    @property
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        return frame.measured(self.runs)
+
+    @cached_property
     def accuracies(self) -> dict[int, float]:
-        """The mean of the last ten evaluations of each seed."""
-        return {seed: 100 * self.measured[seed].accuracy_last10 for seed in self.seeds}
+        """The mean of the last ten evaluations by seed."""
+        return frame.by_seed(self.runs)
 
     @property
+    def seeds(self) -> list[int]:
+        return sorted(self.accuracies)
+
+    @property
+    def missing(self) -> list[int]:
+        return sorted(set(map(int, self.runs["seed"])) - set(self.seeds))
+
+    @cached_property
+    def failed(self) -> dict[int, str]:
+        """Why seeds are missing that were tried in vain."""
+        return {int(seed): why for seed, why in zip(self.runs["seed"], self.runs["failed"], strict=True) if why}
+
+    @cached_property
     def last10(self) -> Spread | None:
-        return spread(list(self.accuracies.values()))
-
-    @property
-    def last(self) -> Spread | None:
-        return spread([100 * found.accuracy_last for found in self.measured.values()])
-
-    @property
-    def averaged(self) -> Spread | None:
-        """Last evaluation of the averaged model."""
-        shares = [found.accuracy_ema for found in self.measured.values()]
-        return spread([100 * share for share in shares if share is not None])
+        return frame.mean_sd(self.accuracies.values())
 
     @property
     def local_steps(self) -> float | None:
-        steps = [found.local_steps for found in self.measured.values()]
-        return statistics.fmean(steps) if steps else None
+        steps = frame.mean_sd(self.runs["local_steps"])
+        return None if steps is None else steps.mean
 
     @property
     def from_paper(self) -> float | None:
@@ -113,7 +93,17 @@ class Row:
     @property
     def beyond_labels(self) -> Difference | None:
         """What unlabelled images are worth: ours − labels-only training with as many steps, seed by seed."""
-        return None if self.method == REFERENCE else difference(self.accuracies, self.reference)
+        return None if self.method == REFERENCE else frame.paired(self.accuracies, self.reference)
+
+    @property
+    def reference(self) -> dict[int, float]:
+        """The accuracies of labels-only training with as many steps, by seed."""
+        return frame.by_seed(self.measured, _REFERENCE)
+
+    @cached_property
+    def is_dirty(self) -> bool:
+        """Whether a cell was measured by a tree with uncommitted changes."""
+        return any(str(about.get("commit")).endswith("-dirty") for about in self.measured["environment"])
 
 
 def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
@@ -122,182 +112,203 @@ def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None =
     Experiments that are not the paper's have their own rows alone. `failed` says why cells could not be measured, by
     their hashes.
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    study = preset = ""
-    for cell in cells:
-        study, preset = cell.study, cell.preset
-        e = cell.experiment
-        place = (e.dataset, e.partition.setting, e.method, cell.options, axis_value(cell))
-        entry = found.setdefault(place, {"measured": {}, "missing": [], "failed": {}, "reference": {}})
-        measurement = store.find(cell)
-        if measurement is None:
-            entry["missing"].append(e.seed)
-            if failed and cell.hash in failed:
-                entry["failed"][e.seed] = failed[cell.hash]
-        else:
-            entry["measured"][e.seed] = measurement
-            reference = store.find(reference_cell(cell))
-            if reference is not None:
-                entry["reference"][e.seed] = 100 * reference.accuracy_last10
-    paper = printed(study)
-    table = [
-        Row(
-            study, preset, dataset, setting, method, options, value, entry["measured"], tuple(entry["missing"]),
-            entry["failed"], entry["reference"], paper.get((dataset, setting, method)) if not options else None,
-        )
-        for (dataset, setting, method, options, value), entry in found.items()
-    ]  # fmt: skip
-    return table + _only_printed(table) if preset in PRESETS and not is_apart(cells) else table
-
-
-def _only_printed(table: Sequence[Row]) -> list[Row]:
-    """Rows of what the paper prints beyond a table; a whole data set has room for labels-only training too."""
-    study, preset = table[0].study, table[0].preset
-    paper = printed(study)
-    datasets, there = {row.dataset for row in table}, {(row.dataset, row.setting, row.method) for row in table}
+    if not cells:
+        return []
+    study, preset = cells[0].study, cells[0].preset
+    axis, paper = STUDIES[study].axis, printed(study)
+    runs = frame.of_cells(cells, store, failed)
+    runs[_REFERENCE] = frame.of_cells(map(reference_cell, cells), store)["accuracy_last10"]
+    alone = preset not in PRESETS or is_apart(cells)
+    common = _common(runs["options"]) if alone else ""
     found = []
-    for dataset, setting in dict.fromkeys(place[:2] for place in paper):
-        for method in reproduce.STUDIES[study].methods:
-            place = (dataset, setting, method)
-            wanted = place in paper or (method == REFERENCE and dataset not in datasets)
-            if wanted and place not in there:
-                found.append(Row(study, preset, *place, paper=paper.get(place)))
+    for _, own in runs.groupby(["dataset", "setting", "method", "options", *filter(None, [axis])], sort=False):
+        first = own.iloc[0]
+        place = first["dataset"], first["setting"], first["method"]
+        number = None if first["options"] else paper.get(place)
+        value = float(first[axis]) if axis else None
+        found.append(Row(study, preset, *place, first["options"], value, own, number, common))
+    return found if alone else found + _only_printed(found)
+
+
+def _common(options: Iterable[str]) -> str:
+    """The options that all rows have, in the order of the first."""
+    each = [_BETWEEN_OPTIONS.split(text) for text in dict.fromkeys(options)]
+    return " ".join(part for part in each[0] if all(part in own for own in each))
+
+
+def _only_printed(found: Sequence[Row]) -> list[Row]:
+    """Rows of what the paper prints beyond a table; a whole data set has room for labels-only training too."""
+    study, preset = found[0].study, found[0].preset
+    paper = printed(study)
+    datasets, there = {row.dataset for row in found}, {(row.dataset, row.setting, row.method) for row in found}
+    places = [
+        (dataset, setting, method)
+        for dataset, setting in dict.fromkeys(place[:2] for place in paper)
+        for method in STUDIES[study].methods
+        if (dataset, setting, method) in paper or (method == REFERENCE and dataset not in datasets)
+    ]
+    return [Row(study, preset, *place, paper=paper.get(place)) for place in places if place not in there]
+
+
+class Grid(NamedTuple):
+    """A table: methods down, settings or points of an axis across."""
+
+    title: str
+    columns: list[str]
+    names: list[str]
+    entries: list[list[Row | None]]  # [method][column]
+
+
+def grids(rows: Sequence[Row]) -> list[Grid]:
+    """A study's tables: one a data set, or one for each data set and setting where the study has an axis."""
+    found = []
+    for panel in panels(rows):
+        axis = STUDIES[panel[0].study].axis
+
+        def column(row: Row, axis: str = axis) -> Any:
+            return row.value if axis else row.setting
+
+        keys = list(dict.fromkeys(map(column, panel)))
+        methods = list(dict.fromkeys(row.method for row in panel))
+        lines = dict.fromkeys((row.method, row.options) for row in panel)
+        there = {(row.method, row.options, column(row)): row for row in panel}
+        if axis:
+            keys.sort()
+        entries = [
+            [there.get((*line, key)) for key in keys] for line in sorted(lines, key=lambda one: methods.index(one[0]))
+        ]
+        title = spoken(panel[0].dataset) + (f", {setting_name(panel[0].setting)}" if axis else "")
+        columns = [axis_text(axis, key) if axis else setting_name(key) for key in keys]
+        found.append(Grid(title, columns, [next(filter(None, line)).name for line in entries], entries))
     return found
 
 
-def mean_of(rows: Iterable[Row]) -> str:
-    """What the accuracies of rows are the mean of, in the words of a run's summary; a short run has few evaluations."""
-    counts = sorted({len(found.curve) for row in rows for found in row.measured.values()} or {summary.LAST})
-    said = []
-    for count in counts:
-        records = [{"round": place, "test": {"accuracy": 0.0}} for place in range(count)]
-        said.append(summary.summarise(records).mean_of + " evaluations" * (count > 1))
-    return " or ".join(dict.fromkeys(said))
+def panels(rows: Iterable[Row], by_setting: bool = False) -> list[list[Row]]:
+    """Rows by data set, and by setting too where the study has an axis or that is asked for."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        setting = row.setting if by_setting or STUDIES[row.study].axis else ""
+        found.setdefault((row.dataset, setting), []).append(row)
+    return list(found.values())
 
 
-def axis_value(cell: Cell) -> float | None:
-    """What a chart's cell has on its axis; None in a table."""
-    axis = reproduce.STUDIES[cell.study].axis
-    return float(cell.coordinates()[axis]) if axis else None
+def runs_of(rows: Iterable[Row]) -> pd.DataFrame:
+    """All that was measured for these rows, a row a run."""
+    found = [row.measured for row in rows if row.seeds]
+    return pd.concat(found) if found else _no_runs()
 
 
-def reference_cell(cell: Cell) -> Cell:
-    """The same experiment with labelled images alone and as many steps."""
-    plain = {name: config.Experiment.model_fields[name].default for name in VARIED}
-    return Cell(cell.study, cell.preset, cell.experiment.model_copy(update={"method": REFERENCE} | plain))
+def most_seeds(rows: Iterable[Row]) -> int:
+    """The number of seeds that a complete row has."""
+    return max((len(row.seeds) for row in rows), default=0)
 
 
-def gather(study: str, asked: Sequence[Cell], store: Store) -> list[Cell]:
-    """The cells asked for, and what else was measured for the same study and preset.
-
-    A later look at one method does not make the others disappear from the study's table. Cells that change more than
-    a method (other rounds, another server) make a table of their own.
-    """
-    if not asked or is_apart(asked):
-        return list(asked)
-    return _once([*known(study, asked[0].preset, store), *asked])
-
-
-def known(study: str, preset: str, store: Store) -> list[Cell]:
-    """What was measured for a study under a preset, and the rest of the study's cells for the same seeds.
-
-    Data sets beyond the study's own count where something was measured on them that table 1 would not ask for; a
-    preset that is not the paper's has no data sets of its own.
-    """
-    found = list(store.measurements())
-    experiments = [config.Experiment.model_validate(one.experiment) for one in found]
-    usual = reproduce.STUDIES[study].datasets if preset in PRESETS else ()
-    datasets = [*usual, *sorted({experiment.dataset for experiment in experiments} - set(usual))]
-    seeds = tuple(sorted({experiment.seed for experiment in experiments}))
-    every = _cells(study, preset, tuple(datasets), seeds)
-    there = {one.config_hash for one in found}
-    table1 = () if study == "table1" else _cells("table1", preset, tuple(datasets), seeds)
-    shared = {cell.hash for cell in table1}
-    own = {cell.experiment.dataset for cell in every if cell.hash in there - shared} | set(usual)
-    begun = {cell.experiment.seed for cell in every if cell.hash in there}
-    chosen = [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
-    return _once([*chosen, *_variants(chosen, experiments)])
+def accuracy(row: Row | None, seeds: int = 0) -> str:
+    """Ours; where it has fewer than these seeds, it says how many."""
+    if row is None:
+        return NOTHING
+    if row.last10 is None:
+        return FAILED if row.failed else NOT_MEASURED
+    few = f" n={len(row.seeds)}" if len(row.seeds) < seeds else ""
+    return f"{row.last10}{few}" + (f" {DIRTY}" if row.is_dirty else "")
 
 
-def is_apart(cells: Sequence[Cell]) -> bool:
-    """Whether cells differ from their study in more than a method's own fields."""
-    changed = {text.partition("=")[0].partition(".")[0] for cell in cells for text in cell.options.split()}
-    return bool(changed - set(VARIED)) or _rounds(cells) != usual_rounds(cells[0].preset)
+def from_paper(row: Row | None) -> str:
+    """Ours − the paper's."""
+    if row is None or row.from_paper is None:
+        return NOTHING
+    return frame.signed(row.from_paper, 1 if len(row.seeds) > 1 else 2)
 
 
-def usual_rounds(preset: str) -> int:
-    return config.load(preset).rounds
+def entry(row: Row | None, seeds: int = 0) -> str:
+    """All of a cell in one text: ours ± deviation (paper, difference)."""
+    if row is None or row.paper is None:
+        return accuracy(row, seeds)
+    if row.last10 is None:
+        return f"{FAILED if row.failed else NOTHING} ({row.paper:.2f})"
+    return f"{accuracy(row, seeds)} ({row.paper:.2f}, {from_paper(row)})"
 
 
-def stem(study: str, cells: Sequence[Cell], preset: str) -> str:
-    """The name of a study's files, without ending; a hash stands for what is too long in it."""
-    name = f"{study}-{preset}"
-    if not cells or not is_apart(cells):
-        return name
-    if _rounds(cells) != usual_rounds(preset):
-        name += f"-{_rounds(cells)}-rounds"
-    options = "-".join(sorted({cell.options for cell in cells} - {""}))
-    whole = f"{name}-{options}".rstrip("-")
-    name = "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in whole)
-    if len(name.encode()) <= _LONGEST_STEM:
-        return name
-    kept = name.encode()[: _LONGEST_STEM - 11].decode(errors="ignore").rstrip("-")
-    return f"{kept}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
+def steps(line: Iterable[Row | None]) -> str:
+    """Local steps of a client in a round, or their range over the columns."""
+    found = sorted(row.local_steps for row in line if row is not None and row.local_steps is not None)
+    return "–".join(dict.fromkeys(f"{value:.1f}" for value in (found[0], found[-1]))) if found else NOTHING
 
 
-def difference(ours: Accuracies, theirs: Accuracies) -> Difference | None:
-    """Ours − theirs on the seeds that both have."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
-        return None
-    return Difference(*paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]), len(seeds))
+def table(grid: Grid, seeds: int) -> pd.DataFrame:
+    """The table as people read it."""
+    lines = [
+        [name, *(entry(row, seeds) for row in line), steps(line)]
+        for name, line in zip(grid.names, grid.entries, strict=True)
+    ]
+    return pd.DataFrame(lines, columns=["method", *grid.columns, "local steps"])
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation; nothing of nothing."""
-    if not values:
-        return None
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+def beyond_labels(grid: Grid) -> pd.DataFrame:
+    """Differences from labels-only training with as many steps, for the methods that have any."""
+    lines = []
+    for name, line in zip(grid.names, grid.entries, strict=True):
+        found = [None if row is None else row.beyond_labels for row in line]
+        if any(found):
+            lines.append([name, *(str(one or NOTHING) for one in found)])
+    return pd.DataFrame(lines, columns=["method", *grid.columns])
 
 
-def signed(value: float, digits: int = 1) -> str:
-    """Points with their sign; what rounds to zero has none."""
-    text = f"{value:+.{digits}f}"
-    return (text[1:] if not text.strip("+-0.") else text).replace("-", "−")
+def missing(rows: Iterable[Row]) -> list[str]:
+    """What is not measured yet and has not failed, in words: a line for each method of a panel."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if seeds := [seed for seed in row.missing if seed not in row.failed]:
+            found.setdefault(_whose(row), []).append(_where(row, seeds))
+    return [f"{name}: {'; '.join(places)}" for name, places in found.items()]
 
 
-def axis_text(axis: str, value: float) -> str:
-    """A point of an axis: γ = 0.3, 4 % labels, 10 clients."""
-    return {"gamma": f"γ = {value:g}", "labels": f"{value:g} % labels", "clients_per_round": f"S = {value:g}"}[axis]
+def failed(rows: Iterable[Row]) -> list[str]:
+    """What was tried in vain, in words: a line for each method of a panel and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for reason in dict.fromkeys(row.failed.values()):
+            seeds = [seed for seed, why in row.failed.items() if why == reason]
+            found.setdefault((_whose(row), reason), []).append(_where(row, seeds))
+    return [f"{name}: {'; '.join(places)}: {reason}" for (name, reason), places in found.items()]
 
 
-@cache
-def _cells(study: str, preset: str, datasets: tuple[str, ...], seeds: tuple[int, ...]) -> tuple[Cell, ...]:
-    return tuple(reproduce.cells(study, reproduce.Request(preset, datasets=datasets, seeds=seeds)))
+def _whose(row: Row) -> str:
+    panel = "" if row.value is None else f", {setting_name(row.setting)}"
+    return f"{spoken(row.dataset)}{panel}, {row.name}"
 
 
-def _variants(every: Sequence[Cell], experiments: Iterable[config.Experiment]) -> Iterator[Cell]:
-    """Measured experiments that differ from a cell of the study in fields of their method alone."""
-    by_place: dict[str, Cell] = {_but_method_fields(cell.experiment): cell for cell in every}
-    hashes = {cell.hash for cell in every}
-    for experiment in experiments:
-        cell = by_place.get(_but_method_fields(experiment))
-        if cell is not None and experiment.fingerprint()[:16] not in hashes:
-            changed = summary.differences([cell.experiment, experiment])
-            tree = summary.flat(experiment)
-            options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in VARIED)
-            if options:
-                yield Cell(cell.study, cell.preset, experiment, options)
+def _where(row: Row, seeds: Sequence[int]) -> str:
+    axis = STUDIES[row.study].axis
+    where = setting_name(row.setting) if row.value is None else axis_text(axis, row.value)
+    return f"{where} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})"
 
 
-def _but_method_fields(experiment: config.Experiment) -> str:
-    return experiment.model_dump_json(exclude={*VARIED, "engine", "checkpoint_every"})
+def records(rows: Sequence[Row]) -> pd.DataFrame:
+    """Every row of a study with all its numbers, for a CSV file."""
+    return pd.DataFrame(map(_record, rows), dtype=object)
 
 
-def _once(cells: Iterable[Cell]) -> list[Cell]:
-    """Each experiment once, in the study's order: by data set, method, setting, axis and seed as first seen."""
-    return list({cell.hash: cell for cell in cells}.values())
-
-
-def _rounds(cells: Sequence[Cell]) -> int:
-    return cells[0].experiment.rounds
+def _record(row: Row) -> dict[str, Any]:
+    axis = STUDIES[row.study].axis
+    numbers = {"local_steps": row.local_steps}
+    for name in ("last10", "last", "ema"):
+        found = frame.mean_sd(row.runs[f"accuracy_{name}"])
+        numbers |= {f"accuracy_{name}_{end}": getattr(found, end, None) for end in ("mean", "sd")}
+    numbers |= {"paper": row.paper, "difference_from_paper": row.from_paper}
+    for end in ("mean", "low", "high"):
+        name = "beyond_labels_only" + ("" if end == "mean" else f"_{end}")
+        numbers[name] = getattr(row.beyond_labels, end, None)
+    return {
+        "study": row.study,
+        "preset": row.preset,
+        "dataset": row.dataset,
+        "setting": row.setting,
+        "method": row.method,
+        "options": row.options,
+        **({axis: None if row.value is None else f"{row.value:g}"} if axis else {}),
+        "rounds": next(iter(row.measured["rounds"]), None),
+        "seeds": " ".join(map(str, row.seeds)),
+        "missing_seeds": " ".join(map(str, row.missing)),
+        **{name: None if value is None else round(value, 3) for name, value in numbers.items()},
+    }

@@ -2,24 +2,34 @@
 
 Theorem 1: min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖² ≤ O(1/√T) with η_s = min(1, e/T) and η = min(1/L, c/√T).
 Theorem 2: ‖∇_φ H·L‖² → 0 with η_s = min(1, k/T) and η_w = min(1/L, c/√T).
-Soft pseudo labels, plain gradient descent, float64, and whole-set gradients: the expectations are exact. All
-runs of all T, seeds and controls go side by side as lanes of one batch; a lane leaves when its T is reached.
+
+Soft pseudo labels, plain gradient descent, float64, and whole-set gradients: the expectations are exact. Both networks
+are perceptrons with one tanh layer: the theorems ask for second derivatives, so F-reg, too, has tanh where FedDure has
+ReLU. All runs of all T, seeds and controls go side by side as lanes of one batch: parameters are [lane, parameter],
+images [lane, image, pixel]. Every loss has one value per lane, so the gradient of their sum is each lane's own.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from feddure import data
-from feddure import rng as draws
+from feddure import data, rng
+from feddure.data import Dataset, augment
 from feddure.errors import ConfigError
-from feddure.studies.theory import mathematics
-from feddure.studies.theory.mathematics import Client, Start
+
+LABELLED, UNLABELLED, OTHERS = 64, 128, 300
+"""Images of the client, and of the other clients whose labels made the model it received."""
+POOLING = 4
+HIDDEN = 16
+_WARM_UP_STEPS, _WARM_UP_RATE = 100, 0.5
 
 SMALLEST = 64
 """The least T; c is chosen so that c/√T ≤ 1/L already here."""
@@ -27,6 +37,8 @@ DEFAULT_E = 16.0
 """The theorems' constants e and k: the sum of η_s over a run."""
 HEADROOM = 2.0
 """L is this many times the largest curvature met by the pilot run."""
+_PILOT_STOPS = (0, 16, 32, 48, 64)
+_POWER_ITERATIONS = 20
 
 PAPER, FIXED = "e/T", "fixed"
 """Schedules of η_s: the theorems', and that of the least T at every T."""
@@ -35,9 +47,45 @@ MOVING, FROZEN_THETA, FROZEN_BOTH, EAGER = "moving", "frozen θ", "frozen θ and
 
 RADII = (1e-6, 1e-4, 1e-2, 1.0)
 DIRECTIONS = 64
-_PILOT_STOPS = (0, 16, 32, 48, 64)
 
 Progress = Callable[[int, int], None]
+
+
+class Client(NamedTuple):
+    """What one client holds; with a leading lane dimension once stacked."""
+
+    labelled: Tensor
+    labels: Tensor
+    weak: Tensor
+    strong: Tensor
+
+    def lanes(self, index: Tensor | slice) -> "Client":
+        return Client(*(tensor[index] for tensor in self))
+
+
+class Start(NamedTuple):
+    """A client and the parameters it begins with; C-reg begins as a copy of theta."""
+
+    client: Client
+    theta: Tensor
+    w: Tensor
+
+
+class Step(NamedTuple):
+    """One step's results: new parameters, and the gradients the two theorems speak of."""
+
+    phi: Tensor
+    w: Tensor
+    meta_gradient: Tensor  # ∇_θ L_s(φ_{t+1}(θ_t))
+    c_reg_gradient: Tensor  # ∇_φ H·L at φ_t and w_{t+1}
+
+
+class Curvature(NamedTuple):
+    """The largest curvature, per lane, of the losses in their own parameters and through one step of C-reg."""
+
+    losses: Tensor  # of φ ↦ L_s(φ) and φ ↦ H·L(φ)
+    through_theta: Tensor  # of θ ↦ L_s(φ_{t+1}(θ))
+    through_w: Tensor  # of w ↦ L_s(φ⁻(w))
 
 
 class Record(NamedTuple):
@@ -89,18 +137,8 @@ class Study:
     seeds: int
     constants: Constants
     step_times_curvature: float  # the largest η·L met where θ moves; the theorem asks for at most 1
-    records: list[Record]
+    records: pd.DataFrame  # a row a `Record`
     perturbations: list[Perturbation]
-
-
-class _Lane(NamedTuple):
-    schedule: str
-    arm: str
-    horizon: int
-    seed: int
-    eta_s: float
-    eta: float
-    eta_w: float
 
 
 def horizons(largest: int) -> list[int]:
@@ -113,31 +151,28 @@ def horizons(largest: int) -> list[int]:
 
 
 def measure(
-    largest: int = 4096,
-    seeds: int = 3,
-    e: float = DEFAULT_E,
-    progress: Progress = lambda done, total: None,
+    largest: int = 4096, seeds: int = 3, e: float = DEFAULT_E, progress: Progress = lambda done, total: None
 ) -> Study:
     """Run everything; `progress` hears how many of all lane steps are done."""
     ladder = horizons(largest)
     dataset = data.load("fashion-mini")
     with _one_thread():
-        starts = [mathematics.make_start(dataset, seed) for seed in range(seeds)]
+        starts = [make_start(dataset, seed) for seed in range(seeds)]
         constants = pilot(starts, e)
         records, met = _run(_lanes(ladder, seeds, constants), starts, progress)
-        return Study(largest, seeds, constants, met, records, perturb(starts, e))
+        return Study(largest, seeds, constants, met, pd.DataFrame(records), perturb(starts, e))
 
 
 def pilot(starts: list[Start], e: float) -> Constants:
     """Choose c for the least T: with θ and w frozen, meet the curvatures on C-reg's way, and leave headroom."""
-    client, theta, w = mathematics.stack(starts)
+    client, theta, w = stack(starts)
     phi = theta
     eta_s = torch.full((len(starts), 1), min(1.0, e / SMALLEST), dtype=torch.float64)
     met = []
     for step in range(SMALLEST + 1):
         if step in _PILOT_STOPS:
-            met.append(torch.stack(mathematics.curvature(theta, phi, w, client, eta_s)))
-        phi = mathematics.take_step(theta, phi, w, client, eta_s, torch.zeros_like(eta_s)).phi
+            met.append(torch.stack(curvature(theta, phi, w, client, eta_s)))
+        phi = take_step(theta, phi, w, client, eta_s, torch.zeros_like(eta_s)).phi
     losses, through_theta, through_w = (HEADROOM * torch.stack(met).amax((0, 2))).tolist()
     root = math.sqrt(SMALLEST)
     return Constants(e, through_theta, root / through_theta, losses, root / losses, through_w, root / through_w)
@@ -150,15 +185,14 @@ def perturb(starts: list[Start], e: float) -> list[Perturbation]:
     for radius in RADII:
         flips, largest = 0, torch.zeros(2, dtype=torch.float64)
         for seed, start in enumerate(starts):
-            client, still, w = mathematics.stack([start] * DIRECTIONS)
-            bits = draws.bits(still.numel(), seed, "theory directions")
+            client, still, w = stack([start] * DIRECTIONS)
+            bits = rng.bits(still.numel(), seed, "theory directions")
             noise = torch.from_numpy(bits / 2.0**64 - 0.5).reshape(still.shape)
             moved = still + radius * noise / noise.norm(dim=1, keepdim=True)
-            before, after = (mathematics.pseudo_labels(theta, client, hard=True) for theta in (still, moved))
+            before, after = (pseudo_labels(theta, client, hard=True) for theta in (still, moved))
             flipped = (before != after).any(2).any(1)
             hard, soft = (
-                mathematics.meta_loss(moved, still, w, client, eta_s, kind)
-                - mathematics.meta_loss(still, still, w, client, eta_s, kind)
+                meta_loss(moved, still, w, client, eta_s, kind) - meta_loss(still, still, w, client, eta_s, kind)
                 for kind in (True, False)
             )
             flips += int(flipped.sum())
@@ -168,32 +202,33 @@ def perturb(starts: list[Start], e: float) -> list[Perturbation]:
     return found
 
 
+class _Lane(NamedTuple):
+    schedule: str
+    arm: str
+    horizon: int
+    seed: int
+    eta_s: float
+    eta: float
+    eta_w: float
+
+
 def _lanes(ladder: list[int], seeds: int, constants: Constants) -> list[_Lane]:
     """All runs, those with the largest T first, so that the ones still running are always a prefix."""
-    largest = ladder[-1]
     wanted = [(PAPER, arm, horizon) for horizon in ladder for arm in (MOVING, FROZEN_THETA, FROZEN_BOTH)]
     wanted += [(FIXED, arm, horizon) for horizon in ladder for arm in (MOVING, FROZEN_THETA)]
     # With nothing but C-reg moving at a fixed η_s, the longest run contains the shorter ones.
-    wanted += [(FIXED, arm, largest) for arm in (FROZEN_BOTH, EAGER)]
+    wanted += [(FIXED, arm, ladder[-1]) for arm in (FROZEN_BOTH, EAGER)]
     lanes = []
     for schedule, arm, horizon in wanted:
         root = math.sqrt(horizon)
-        eta = min(1 / constants.L_theta, constants.c_theta / root)
+        eta_s = min(1.0, constants.e / (horizon if schedule == PAPER else SMALLEST))
+        eta = min(1 / constants.L_theta, constants.c_theta / root) if arm in (MOVING, EAGER) else 0.0
         eta_w = min(1 / constants.L_losses, constants.c_w / root)
         if arm == EAGER:
             eta_w = min(1 / constants.L_w, constants.c_eager / root)
-        lanes += [
-            _Lane(
-                schedule,
-                arm,
-                horizon,
-                seed,
-                min(1.0, constants.e / (horizon if schedule == PAPER else SMALLEST)),
-                eta if arm in (MOVING, EAGER) else 0.0,
-                0.0 if arm == FROZEN_BOTH else eta_w,
-            )
-            for seed in range(seeds)
-        ]
+        elif arm == FROZEN_BOTH:
+            eta_w = 0.0
+        lanes += [_Lane(schedule, arm, horizon, seed, eta_s, eta, eta_w) for seed in range(seeds)]
     return sorted(lanes, key=lambda lane: -lane.horizon)
 
 
@@ -218,7 +253,7 @@ class _State:
 
 def _run(lanes: list[_Lane], starts: list[Start], progress: Progress) -> tuple[list[Record], float]:
     """Take every lane to its T; give the records, and the largest product of η and the curvature it met."""
-    client, theta, w = mathematics.stack([starts[lane.seed] for lane in lanes])
+    client, theta, w = stack([starts[lane.seed] for lane in lanes])
     rates = torch.tensor([(lane.eta_s, lane.eta, lane.eta_w) for lane in lanes], dtype=torch.float64)
     eta_s, eta, eta_w = (rates[:, column, None] for column in range(3))
     smallest = torch.full((len(lanes),), math.inf, dtype=torch.float64)
@@ -230,9 +265,9 @@ def _run(lanes: list[_Lane], starts: list[Start], progress: Progress) -> tuple[l
         running = sum(lane.horizon >= step for lane in lanes)
         if running < len(state.theta):
             state.keep(running)
-        taken = mathematics.take_step(state.theta, state.phi, state.w, state.client, state.eta_s, state.eta_w)
-        state.smallest = torch.minimum(state.smallest, mathematics.squared_norm(taken.meta_gradient))
-        if step == 0 or step & (step - 1) == 0:
+        taken = take_step(state.theta, state.phi, state.w, state.client, state.eta_s, state.eta_w)
+        state.smallest = torch.minimum(state.smallest, _squared_norm(taken.meta_gradient))
+        if step & (step - 1) == 0:  # 0 and the powers of two
             watched = [
                 number for number, lane in enumerate(lanes[:running]) if lane.horizon in (step, largest) or step == 0
             ]
@@ -245,19 +280,19 @@ def _run(lanes: list[_Lane], starts: list[Start], progress: Progress) -> tuple[l
     return records, met
 
 
-def _records(lanes: list[_Lane], state: _State, taken: mathematics.Step, watched: list[int], step: int) -> list[Record]:
+def _records(lanes: list[_Lane], state: _State, taken: Step, watched: list[int], step: int) -> list[Record]:
     index = torch.tensor(watched)
     client, phi = state.client.lanes(index), state.phi[index].detach().requires_grad_()
-    logits = mathematics.network(phi, client.strong)
-    unweighted = mathematics.unsupervised(logits, mathematics.pseudo_labels(state.theta[index], client), None)
+    logits = network(phi, client.strong)
+    unweighted = unsupervised(logits, pseudo_labels(state.theta[index], client), None)
     moved = (state.theta - state.first_theta).norm(dim=1) / state.first_theta.norm(dim=1)
     columns = (
-        mathematics.squared_norm(taken.meta_gradient)[index],
+        _squared_norm(taken.meta_gradient)[index],
         state.smallest[index],
-        mathematics.squared_norm(taken.c_reg_gradient)[index],
-        mathematics.squared_norm(torch.autograd.grad(unweighted.sum(), phi)[0]),
-        mathematics.weigh(taken.w[index], logits.softmax(2)).mean(1),
-        mathematics.supervised(phi, client),
+        _squared_norm(taken.c_reg_gradient)[index],
+        _squared_norm(_gradient(unweighted, phi)),
+        weigh(taken.w[index], logits.softmax(2)).mean(1),
+        supervised(phi, client),
         moved[index],
     )
     values = torch.stack([column.detach() for column in columns], dim=1).tolist()
@@ -270,9 +305,7 @@ def _step_times_curvature(state: _State, w: Tensor) -> float:
     """The largest product of η and the curvature of θ ↦ L_s(φ_{t+1}(θ)), to check that L was large enough."""
     index = (state.eta[:, 0] > 0).nonzero()[:, 0]
     client, phi, w, eta_s = state.client.lanes(index), state.phi[index], w[index], state.eta_s[index]
-    met = mathematics.largest_eigenvalue(
-        lambda theta: mathematics.meta_loss(theta, phi, w, client, eta_s), state.theta[index]
-    )
+    met = largest_eigenvalue(lambda theta: meta_loss(theta, phi, w, client, eta_s), state.theta[index])
     return (state.eta[index, 0] * met).max().item()
 
 
@@ -285,3 +318,168 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# FedDure's coupled steps.
+
+
+def take_step(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tensor, eta_w: Tensor) -> Step:
+    """F-reg's step (Eqs. 4, 5), C-reg's step (Eq. 2), and the exact gradient through the latter; theta stays.
+
+    w_{t+1} counts as a constant in φ_{t+1}(θ), as in the paper.
+    """
+    theta, phi, w = (tensor.detach().requires_grad_() for tensor in (theta, phi, w))
+    targets = pseudo_labels(theta, client)
+    virtual = next_phi(phi, w, targets.detach(), client, eta_s)
+    new_w = (w - eta_w * _gradient(supervised(virtual, client), w)).detach()
+    c_reg_gradient = _gradient(unsupervised(network(phi, client.strong), targets, new_w), phi, create_graph=True)
+    new_phi = phi - eta_s * c_reg_gradient
+    meta_gradient = _gradient(supervised(new_phi, client), theta)
+    return Step(new_phi.detach(), new_w, meta_gradient, c_reg_gradient.detach())
+
+
+def next_phi(phi: Tensor, w: Tensor, targets: Tensor, client: Client, eta_s: Tensor) -> Tensor:
+    """φ_{t+1}, the one-step map, as a differentiable function of the targets (Eq. 2) or of w (Eq. 4)."""
+    return phi - eta_s * _gradient(unsupervised(network(phi, client.strong), targets, w), phi, create_graph=True)
+
+
+def meta_loss(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tensor, hard: bool = False) -> Tensor:
+    """L_s(φ_{t+1}(θ)), with φ_t and w_{t+1} given."""
+    targets = pseudo_labels(theta, client, hard)
+    return supervised(next_phi(phi.detach().requires_grad_(), w, targets, client, eta_s), client)
+
+
+def supervised(parameters: Tensor, client: Client) -> Tensor:
+    """L_s: mean cross-entropy of the labelled images."""
+    logits = network(parameters, client.labelled)
+    return functional.cross_entropy(logits.transpose(1, 2), client.labels, reduction="none").mean(1)
+
+
+def unsupervised(logits: Tensor, targets: Tensor, w: Tensor | None) -> Tensor:
+    """Mean of H·L over C-reg's logits for the strong views; without F-reg where w is None."""
+    logarithms = logits.log_softmax(2)
+    losses = -(targets * logarithms).sum(2)
+    return (losses if w is None else weigh(w, logarithms.exp()) * losses).mean(1)
+
+
+def pseudo_labels(theta: Tensor, client: Client, hard: bool = False) -> Tensor:
+    """Soft pseudo labels, a smooth function of theta; or the one-hot ones of Eq. 1, a piecewise constant one."""
+    logits = network(theta, client.weak)
+    if hard:
+        return functional.one_hot(logits.argmax(2), logits.shape[2]).to(logits.dtype)
+    return logits.softmax(2)
+
+
+def network(parameters: Tensor, images: Tensor) -> Tensor:
+    """Logits [lane, image, class] of the tanh perceptron; theta and phi share this architecture."""
+    pixels = images.shape[2]
+    classes = (parameters.shape[1] - (pixels + 1) * HIDDEN) // (HIDDEN + 1)
+    return _perceptron(parameters, images, classes)
+
+
+def weigh(w: Tensor, probabilities: Tensor) -> Tensor:
+    """F-reg: H = f_w(softmax z), a weight in (0, 1) for each image."""
+    return _perceptron(w, probabilities, 1).squeeze(2).sigmoid()
+
+
+def curvature(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tensor) -> Curvature:
+    """Measure the smoothness constants the theorems assume, here: the Hessians' largest absolute eigenvalues."""
+    targets = pseudo_labels(theta, client).detach()
+    start = phi.detach().requires_grad_()
+
+    def weighted(variable: Tensor) -> Tensor:
+        return unsupervised(network(variable, client.strong), targets, w)
+
+    def through_w(variable: Tensor) -> Tensor:
+        return supervised(next_phi(start, variable, targets, client, eta_s), client)
+
+    of_supervised = largest_eigenvalue(lambda variable: supervised(variable, client), phi)
+    return Curvature(
+        torch.maximum(of_supervised, largest_eigenvalue(weighted, phi)),
+        largest_eigenvalue(lambda variable: meta_loss(variable, phi, w, client, eta_s), theta),
+        largest_eigenvalue(through_w, w),
+    )
+
+
+def largest_eigenvalue(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Absolute value of each lane's dominant Hessian eigenvalue, by power iteration from a fixed direction."""
+    variable = at.detach().requires_grad_()
+    slope = _gradient(loss(variable), variable, create_graph=True)
+    direction = torch.linspace(-1, 1, at.shape[1], dtype=at.dtype).cos().expand_as(at)
+    for _ in range(_POWER_ITERATIONS):
+        direction = direction / direction.norm(dim=1, keepdim=True)
+        direction = torch.autograd.grad(slope, variable, direction, retain_graph=True)[0]
+    return direction.norm(dim=1)
+
+
+def _perceptron(parameters: Tensor, inputs: Tensor, outputs: int) -> Tensor:
+    lanes, _, features = inputs.shape
+    sizes = [features * HIDDEN, HIDDEN, HIDDEN * outputs, outputs]
+    first, first_bias, second, second_bias = parameters.split(sizes, dim=1)
+    inner = torch.baddbmm(first_bias.unsqueeze(1), inputs, first.reshape(lanes, features, HIDDEN))
+    return torch.baddbmm(second_bias.unsqueeze(1), inner.tanh(), second.reshape(lanes, HIDDEN, outputs))
+
+
+def _gradient(losses: Tensor, variable: Tensor, create_graph: bool = False) -> Tensor:
+    return torch.autograd.grad(losses.sum(), variable, create_graph=create_graph)[0]
+
+
+def _squared_norm(gradients: Tensor) -> Tensor:
+    return gradients.square().sum(1)
+
+
+# Where a run starts.
+
+
+def make_start(dataset: Dataset, seed: int) -> Start:
+    """One client's images, each with one weak and one strong view, and a model trained on other clients' labels."""
+    chosen = rng.sample(len(dataset.images), LABELLED + UNLABELLED + OTHERS, seed, "theory images")
+    labelled, unlabelled, others = np.split(chosen, [LABELLED, LABELLED + UNLABELLED])
+    normalise = augment.Normalise(dataset.mean, dataset.std, torch.float64)
+    side = dataset.shape[0]
+
+    def images(index: np.ndarray) -> Tensor:
+        return torch.from_numpy(dataset.images[index])
+
+    def decided(words: int, purpose: str) -> np.ndarray:
+        return rng.bits(UNLABELLED * words, seed, purpose).reshape(UNLABELLED, words)
+
+    weak = augment.weak_decisions(decided(augment.WEAK_BITS, "theory weak"), side)
+    strong = augment.strong_decisions(decided(augment.STRONG_BITS, "theory strong"), side)
+    client = Client(
+        _pool(augment.plain(images(labelled), normalise)),
+        torch.from_numpy(dataset.labels[labelled]),
+        _pool(augment.weak(images(unlabelled), weak, normalise)),
+        _pool(augment.strong(images(unlabelled), strong, normalise)),
+    )
+    pixels, classes = client.labelled.shape[1], len(dataset.classes)
+    theta = _uniform(pixels, classes, seed, "theory theta")
+    elsewhere = _pool(augment.plain(images(others), normalise))
+    theta = _warm_up(theta, elsewhere, torch.from_numpy(dataset.labels[others]))
+    return Start(client, theta, _uniform(classes, 1, seed, "theory w"))
+
+
+def stack(starts: Sequence[Start]) -> tuple[Client, Tensor, Tensor]:
+    """The clients, thetas and ws of these starts, one lane each."""
+    client = Client(*(torch.stack(tensors) for tensors in zip(*(start.client for start in starts), strict=True)))
+    return client, torch.stack([start.theta for start in starts]), torch.stack([start.w for start in starts])
+
+
+def _pool(images: Tensor) -> Tensor:
+    return functional.avg_pool2d(images, POOLING).flatten(1)
+
+
+def _uniform(inputs: int, outputs: int, *key: rng.Key) -> Tensor:
+    """A fresh perceptron, uniform in ±1/√fan-in as PyTorch's linear layers start."""
+    layers = [((inputs + 1) * HIDDEN, inputs), ((HIDDEN + 1) * outputs, HIDDEN)]  # parameters, fan-in
+    scale = np.concatenate([np.full(size, fan_in**-0.5) for size, fan_in in layers])
+    return torch.from_numpy((rng.bits(len(scale), *key) / 2.0**64 * 2 - 1) * scale)
+
+
+def _warm_up(theta: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    others = Client(images[None], labels[None], images[None], images[None])
+    theta = theta[None]
+    for _ in range(_WARM_UP_STEPS):
+        theta = theta.detach().requires_grad_()
+        theta = theta - _WARM_UP_RATE * _gradient(supervised(theta, others), theta)
+    return theta.detach()[0]

@@ -1,26 +1,23 @@
-"""What pseudo labels were worth and what the regulators made of them: in numbers and in words.
+"""What pseudo labels were worth and what the regulators made of them, in numbers.
 
-Few clients take part in a round, so rounds are noisy; sentences and tables speak of means over the last rounds.
+Few clients take part in a round, so rounds are noisy; tables speak of means over the last rounds.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from feddure.reports.figures import Runs
 from feddure.tracking.records import Record
-from feddure.tracking.summary import NOTHING, number, percent, points
+from feddure.tracking.summary import NOTHING, number, points
 
 LAST_ROUNDS = 20
-"""Rounds that sentences and tables take their means over."""
+"""Rounds that tables take their means over."""
 
 TRAINING = ("loss", "loss_unlabelled", "d")
 """Quantities of a round's training that are shown here."""
 
 Trace = dict[str, np.ndarray]
 """A run's quantities by name, a value a round, NaN in rounds without; a quantity without any value is left out."""
-
-_LONGEST_CLASS = 18  # letters
 
 # From this many hundredths on, an AUROC is called so.
 _JUDGEMENTS = {
@@ -35,7 +32,6 @@ _JUDGEMENTS = {
 }
 
 
-# --- numbers -----------------------------------------------------------------------------------------------
 def trace(metrics: Sequence[Record]) -> Trace:
     """What a run recorded about its pseudo labels, the mean of its clients' own AUROCs, and levels to compare with."""
     rows = []
@@ -98,49 +94,13 @@ def last_means(found: Trace) -> dict[str, float]:
     return {name: value for name, value in means.items() if np.isfinite(value)}
 
 
-# --- words -------------------------------------------------------------------------------------------------
 def judged(auroc: float) -> str:
     """How well weights with this AUROC separate right from wrong, going by the two digits that are shown."""
     return next(word for least, word in _JUDGEMENTS.items() if round(100 * auroc) >= least)
 
 
-def findings(metrics: Sequence[Record], classes: Sequence[str] = ()) -> dict[str, str]:
-    """What the last rounds of a run say, by figure."""
-    found, rounds, said = trace(metrics), len(metrics), {}
-    mean = last_means(found)
-    when = f"in the last {LAST_ROUNDS} rounds" if rounds > LAST_ROUNDS else f"over all {rounds} rounds"
-    if "d_mean" in mean:
-        low, high = np.nanmin(found["d_lowest"][-LAST_ROUNDS:]), np.nanmax(found["d_highest"][-LAST_ROUNDS:])
-        said["reward"] = (
-            f"d is {_signed(mean['d_mean'])} on average {when}, from {_signed(low)} to {_signed(high)}: "
-            f"on the whole it {'added to' if mean['d_mean'] > 0 else 'took from'} the weight of pseudo labels."
-        )
-    if "weight_mean" in mean:
-        said["weights"] = _weights_in_words(mean, when)
-    if "pseudo_accuracy" in mean:
-        said["accuracy"] = _accuracy_in_words(mean, when)
-    if "weight_auroc" in mean:
-        said["separation"] = _separation_in_words(mean, when)
-    if "ascent_share" in mean:
-        steps = f"{percent(mean['ascent_share'], 1)} of the steps" if mean["ascent_share"] else "No step"
-        whole = f"; over the whole run, {percent(float(known_mean(found['ascent_share'])), 1)} did"
-        away = f"{steps} {when} moved the model away from its pseudo labels"
-        said["ascent"] = f"{away}{whole if rounds > LAST_ROUNDS else ''}."
-    if {"loss", "loss_unlabelled"} <= mean.keys():
-        on_pseudo_labels = f"{mean['loss_unlabelled']:.2f} on pseudo labels"
-        said["losses"] = f"The loss is {mean['loss']:.2f} on labels and {on_pseudo_labels} {when}."
-    right = known_mean(per_class(metrics, "pseudo_accuracy_per_class")[-LAST_ROUNDS:])
-    if np.isfinite(right).sum() > 1:
-        names, best, worst = class_names(classes, len(right)), int(np.nanargmax(right)), int(np.nanargmin(right))
-        said["classes"] = (
-            f"{percent(right[best], 0)} of the pseudo labels of {names[best]} are right {when}, "
-            f"and {percent(right[worst], 0)} of those of {names[worst]}."
-        )
-    return said
-
-
-def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
-    """Column names and, for each run with pseudo labels, its means of the last rounds."""
+def table(runs: Mapping[str, Sequence[Record]]) -> tuple[list[str], dict[str, list[str]]]:
+    """Column names and, for each run with pseudo labels, its means of the last rounds; shares are in per cent."""
     rows = {}
     for label, metrics in runs.items():
         mean = last_means(trace(metrics))
@@ -153,33 +113,9 @@ def table(runs: Runs) -> tuple[list[str], dict[str, list[str]]]:
     return ["right", "weighted", "ascent", "mean d", "mean m", "AUROC", "within clients", "m tells them apart"], rows
 
 
-def _weights_in_words(mean: Mapping[str, float], when: str) -> str:
-    if "weight_p90" not in mean:
-        return f"{percent(mean['weight_mean'], 1)} of the pseudo labels pass the threshold {when}."
-    low, high = mean["weight_p10"], mean["weight_p90"]
-    spread = round(high - low, 2)
-    alike = "almost alike" if spread < 0.1 else "somewhat differently" if spread < 0.3 else "very differently"
-    return (
-        f"m is {mean['weight_mean']:.2f} on average {when}, mostly between {low:.2f} and {high:.2f}: "
-        f"pseudo labels count {alike}."
-    )
-
-
-def _accuracy_in_words(mean: Mapping[str, float], when: str) -> str:
-    text = f"{percent(mean['pseudo_accuracy'], 1)} of the pseudo labels are right {when}"
-    weighted = mean.get("pseudo_accuracy_weighted")
-    if weighted is None:
-        return f"{text}."
-    gain = round(100 * (weighted - mean["pseudo_accuracy"]), 1)
-    verdict = "hardly matter" if abs(gain) < 1 else f"favour {'right' if gain > 0 else 'wrong'} ones"
-    return f"{text}, {percent(weighted, 1)} weighted by m: the weights {verdict}."
-
-
-def _separation_in_words(mean: Mapping[str, float], when: str) -> str:
-    auroc, within = f"with an AUROC of {mean['weight_auroc']:.2f}", mean.get("auroc_within")
-    text = f"The weights separate right from wrong pseudo labels {auroc} {when}: {_verdict(mean)}"
-    text += f" with {percent(mean['weight_mean'], 1)} passing the threshold." if "auroc_best" in mean else "."
-    return text if within is None else f"{text} Within single clients it is {within:.2f}."
+def class_names(classes: Sequence[str], size: int) -> list[str]:
+    """Names of so many classes; numbers where they are not known."""
+    return list(classes) if len(classes) == size else [f"class {place}" for place in range(size)]
 
 
 def _verdict(mean: Mapping[str, float]) -> str:
@@ -189,14 +125,3 @@ def _verdict(mean: Mapping[str, float]) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
-
-
-def class_names(classes: Sequence[str], size: int) -> list[str]:
-    """Names of so many classes, none too long for a figure."""
-    names = classes if len(classes) == size else [f"class {place}" for place in range(size)]
-    return [short(name, _LONGEST_CLASS) for name in names]
-
-
-def short(label: str, longest: int = 36) -> str:
-    """A label that fits."""
-    return label if len(label) <= longest else label[: longest - 1] + "…"

@@ -1,0 +1,30 @@
+"""Tables of results in the terminal."""
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def table(
+    title: str, frame: "pd.DataFrame", caption: str | None = None, numbers_from: int = 99, wrapped: str = ""
+) -> Table:
+    """A frame of texts; columns from `numbers_from` on are aligned to the right, and only `wrapped` is wrapped."""
+    found = Table(
+        title=escape(title),
+        title_justify="left",
+        caption=caption and escape(caption),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for place, name in enumerate(frame.columns):
+        right = place >= numbers_from
+        found.add_column(escape(str(name)), justify="right" if right else "left", no_wrap=name != wrapped)
+    for row in frame.itertuples(index=False):
+        found.add_row(*(escape(str(value)) for value in row))
+    return found

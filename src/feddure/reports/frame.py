@@ -1,0 +1,266 @@
+"""Results as one table, a row a run, and the statistics that every view of them shares.
+
+Comparisons, sweeps and the paper's tables and charts are views of this frame. Accuracies are in per cent, differences
+in points; a run that was not measured has its place and no number.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+from scipy.stats import t as student
+
+from feddure.errors import RunError
+from feddure.files import write_whole
+from feddure.reports.diagnostics import last_means, trace
+from feddure.reports.names import method_title
+from feddure.tracking import summary
+from feddure.tracking.records import Run
+from feddure.tracking.summary import LAST, evaluations, summarise
+
+CONFIDENCE = 0.95
+
+COLUMNS = (
+    "study", "preset", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
+    "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "left_out",
+    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed",
+)  # fmt: skip
+"""`local_steps` are those of a client in a round, `left_out` is the share of updates that were not finite, `curve` has
+(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none."""
+
+_SAME = 1e-10  # accuracies that differ by less differ by rounding
+
+
+class Cell(Protocol):
+    """What a frame reads of a grid's cell."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def coordinates(self) -> dict[str, Any]:
+        """What was to be measured, by the names of columns."""
+
+
+class Store(Protocol):
+    """Where a grid's measurements are found."""
+
+    def find(self, cell: Any, /) -> Any: ...
+
+
+def of_cells(cells: Iterable[Cell], store: Store, failed: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """A row for each cell; `failed` says why cells could not be measured, by their hashes."""
+    rows = []
+    for cell in cells:
+        known = {name: value for name, value in cell.coordinates().items() if name in COLUMNS}
+        row = known | {"title": method_title(known["method"]), "cell": cell.hash}
+        found = store.find(cell)
+        if found is None:
+            row["failed"] = (failed or {}).get(cell.hash, "")
+        else:
+            row |= {name: getattr(found, name) for name in ("rounds", "local_steps", "seconds", "left_out")}
+            row |= {name: getattr(found, name) for name in ("diagnostics", "environment")}
+            row |= {name: _per_cent(getattr(found, name)) for name in COLUMNS if name.startswith("accuracy_")}
+            row["curve"] = [(number, 100 * share, _per_cent(averaged)) for number, share, averaged in found.curve]
+            row |= {f"bytes_{way}": size * found.rounds for way, size in found.bytes_per_round.items()}
+        rows.append(row)
+    return _frame(rows)
+
+
+def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
+    """A row for each run folder; of an unfinished one, what it has reached."""
+    rows = []
+    for run in runs:
+        e, found = run.experiment, summarise(run.metrics, run.timing)
+        averaged = dict(evaluations(run.metrics, "accuracy", "test_ema"))
+        curve = [(n, 100 * share, _per_cent(averaged.get(n))) for n, share in evaluations(run.metrics, "accuracy")]
+        labelled, unlabelled = images_of(run.partition)
+        updates = sum(len(record.get("clients", ())) for record in run.metrics)
+        rows.append(
+            {
+                "method": e.method,
+                "title": method_title(e.method),
+                "dataset": e.dataset,
+                "setting": e.partition.setting,
+                "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
+                "labels": round(100 * labelled / (labelled + unlabelled), 2) if labelled else "",
+                "clients_per_round": e.clients_per_round,
+                "seed": e.seed,
+                "rounds": run.rounds,
+                "local_steps": found.mean_local_steps,
+                "accuracy_last": _per_cent(found.accuracy_last),
+                "accuracy_last10": _per_cent(found.accuracy_last10),
+                "accuracy_ema": _per_cent(found.accuracy_ema_last),
+                "seconds": found.seconds,
+                "left_out": found.left_out / max(1, updates),
+                "cell": e.fingerprint()[:16],
+                "curve": curve,
+                "diagnostics": {name: one for name, one in last_means(trace(run.metrics)).items() if name != "round"},
+                "environment": run.environment,
+            }
+            | {f"bytes_{way}": _bytes(run, way) for way in ("up", "down")}
+        )
+    return _frame(rows)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; one seed has no deviation."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    def __str__(self) -> str:
+        """67.1 ± 0.4, or 67.13 of a single seed: more digits would be lost in the deviation."""
+        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.1f} ± {self.sd:.1f}"
+
+
+def mean_sd(values: Iterable[float | None]) -> Spread | None:
+    """Mean and standard deviation of what there is; nothing of nothing."""
+    known = [float(value) for value in values if value is not None and not math.isnan(value)]
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Points between two things on the same seeds, with the ends of the 95 % interval of their mean.
+
+    There is no interval for a single seed, nor for differences that are all the same: two seeds that happen to agree
+    would make an interval without width out of nothing.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def above(self) -> bool:
+        """Whether the whole interval is above 0."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def below(self) -> bool:
+        """Whether the whole interval is below 0."""
+        return self.high is not None and self.high < 0
+
+    @property
+    def interval(self) -> str:
+        """−0.27 to +3.41; nothing where there is none."""
+        return "" if self.low is None or self.high is None else f"{signed(self.low, 2)} to {signed(self.high, 2)}"
+
+    @property
+    def verdict(self) -> str:
+        """What the seeds can tell, in words."""
+        if self.n < 2:
+            return "one seed cannot tell"
+        if self.low is None or self.high is None:
+            return "no difference" if abs(self.mean) < _SAME else "equal on all seeds: more seeds are needed"
+        if not self.above and not self.below:
+            return "no difference can be told"
+        least, most = sorted((abs(self.low), abs(self.high)))
+        return f"{'better' if self.above else 'worse'} by {least:.1f} to {most:.1f} points"
+
+    def __str__(self) -> str:
+        """+1.2 [+0.3, +2.1], or +1.23 of a single seed."""
+        if self.low is None or self.high is None:
+            return signed(self.mean, 1 if self.n > 1 else 2)
+        return f"{signed(self.mean)} [{signed(self.low)}, {signed(self.high)}]"
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Ours − theirs on the seeds that both have, by Student's t; None where they share none."""
+    seeds = sorted(set(ours.keys()) & set(theirs.keys()))
+    differences = [float(ours[seed]) - float(theirs[seed]) for seed in seeds]
+    if not differences:
+        return None
+    mean, n = statistics.fmean(differences), len(differences)
+    if n < 2 or max(differences) - min(differences) < _SAME:
+        return Difference(mean, None, None, n)
+    half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return Difference(mean, mean - half, mean + half, n)
+
+
+def by_seed(rows: pd.DataFrame, column: str = "accuracy_last10") -> dict[int, float]:
+    """The values of measured rows by their seeds, to be paired."""
+    return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[column], strict=True) if value == value}
+
+
+def measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have numbers."""
+    return rows[rows["accuracy_last10"].notna()]
+
+
+def mean_of(rows: pd.DataFrame, spelled_out: bool = False) -> str:
+    """What `accuracy_last10` of these rows is the mean of; `spelled_out` says of what even outside a table."""
+    found = {summary.mean_of(len(curve)) for curve in measured(rows)["curve"]} or {f"mean of last {LAST}"}
+    text = f"mean of last {LAST} or fewer" if len(found) > 1 else found.pop()
+    return f"{text} evaluations" if spelled_out and not text.endswith("evaluation") else text
+
+
+def provenance(rows: pd.DataFrame) -> list[str]:
+    """Where the numbers come from, in a sentence; none where nothing is measured."""
+    about = list(measured(rows)["environment"])
+    hardware = dict.fromkeys(one.get("gpu") or f"{one.get('cpu')}, {one.get('cores')} cores" for one in about)
+    versions = dict.fromkeys(
+        ", ".join(f"{name} {one.get(name)}" for name in ("python", "torch", "numpy")) for one in about
+    )
+    commits = list(dict.fromkeys(one["commit"] for one in about if one.get("commit")))
+    more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
+    commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
+    return [f"Measured on {', '.join(hardware)} with {', '.join(versions)}{commit}."] if about else []
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Points with their sign; what rounds to zero has none."""
+    text = f"{value:+.{digits}f}"
+    return (text[1:] if not text.strip("+-0.") else text).replace("-", "−")
+
+
+def write_csv(path: Path, frame: pd.DataFrame) -> None:
+    """A table as CSV, whole or not at all; what is missing is empty."""
+    write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode(), RunError)
+
+
+def markdown(frame: pd.DataFrame, numbers_from: int = 1) -> str:
+    """A table as Markdown; columns from `numbers_from` on are aligned to the right."""
+    columns = [str(name) for name in frame.columns]
+    marks = ["---" if place < numbers_from else "---:" for place in range(len(columns))]
+    lines = [[escaped(str(value)) for value in row] for row in frame.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(map(escaped, columns)), marks, *lines])
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, even in a table."""
+    return " ".join(text.replace("|", r"\|").replace("<", r"\<").splitlines())
+
+
+def images_of(partition: Mapping[str, Any]) -> tuple[int, int]:
+    """Labelled and unlabelled images of all clients."""
+    labelled, unlabelled = (sum(map(sum, partition.get(kind, ()))) for kind in ("labelled", "unlabelled"))
+    return labelled, unlabelled + sum(partition.get("unknown") or ())
+
+
+def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    empty: dict[str, Any] = {"study": "", "preset": "", "options": "", "failed": ""}
+    empty |= {"curve": [], "diagnostics": {}, "environment": {}}
+    frame = pd.DataFrame([empty | row for row in rows], columns=list(COLUMNS))
+    numbers = [name for name in COLUMNS if name.startswith(("accuracy_", "bytes_"))]
+    numbers += ["local_steps", "seconds", "left_out"]
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def _per_cent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _bytes(run: Run, way: str) -> float | None:
+    """Bytes of a run in all its rounds; None where a round does not say."""
+    told = [record.get("communication") or {} for record in run.metrics]
+    return sum(sizes[way] for sizes in told) if told and all(way in sizes for sizes in told) else None

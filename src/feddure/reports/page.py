@@ -1,0 +1,155 @@
+"""Pages in one style: files that need nothing beside themselves, no network and no script.
+
+A page is a heading with what to know first, headline numbers, and sections made of the parts below. Templates of
+other pages extend `page.html.j2`.
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import jinja2
+import pandas as pd
+from matplotlib.figure import Figure
+
+from feddure.reports import style
+from feddure.version import VERSION
+
+MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
+
+
+class Picture(NamedTuple):
+    """A figure as the page embeds it, and how to read it."""
+
+    source: str  # a data URI
+    alt: str
+    width: int
+    height: int
+    caption: str = ""
+    reading: str = ""
+
+    @property
+    def part(self) -> str:
+        return "picture"
+
+
+class Table(NamedTuple):
+    """Column names, and rows whose first cell names them; `marked` rows are highlighted."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    marked: frozenset[str] = frozenset()
+    numbers_from: int = 99  # columns from here on are aligned to the right
+    formats: Sequence[style.LineStyle | None] = ()  # of the rows' lines in figures
+    kind: str = "runs"  # or fields, of a configuration, or prose, of sentences
+
+    @property
+    def part(self) -> str:
+        return "table"
+
+    @property
+    def swatches(self) -> list[tuple[str, str] | None]:
+        """Colour and sign of each row."""
+        return [None if fmt is None else (fmt["color"], MARKS.get(fmt["marker"], "●")) for fmt in self.formats]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; a `fact` is small."""
+
+    text: str
+    kind: str = "above"
+    part: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text for a terminal or a file."""
+
+    text: str
+    part: ClassVar[str] = "code"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Links that save texts from the page, by name."""
+
+    text: str
+    files: dict[str, str]
+    part: ClassVar[str] = "files"
+
+    def links(self) -> list[tuple[str, str]]:
+        """Names and data URIs."""
+        return [(name, f"data:text/plain;base64,{_encoded(text.encode())}") for name, text in self.files.items()]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts side by side, or folded away under a summary."""
+
+    parts: Sequence[Any]
+    summary: str = ""
+    opened: bool = False
+    part: ClassVar[str] = "group"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands below it; a part without content is left out."""
+
+    heading: str
+    text: str = ""
+    parts: Sequence[Any] = field(default_factory=list)
+
+
+def page(
+    kicker: str,
+    title: str,
+    lead: Sequence[tuple[str, str]],
+    sections: Sequence[Section],
+    notes: Sequence[str] = (),
+    cards: Sequence[tuple[str, str, str]] = (),
+    footer: Sequence[str] = (),
+) -> str:
+    """A page as HTML: `lead` has paragraphs with what they are about, `cards` (what, value, note)."""
+    return render(
+        "page.html.j2",
+        kicker=kicker,
+        title=title,
+        lead=lead,
+        sections=sections,
+        notes=notes,
+        cards=cards,
+        footer=footer,
+    )
+
+
+def render(template: str, **content: Any) -> str:
+    """A template of this package with its content; all text is escaped."""
+    return _environment().get_template(template).render(version=VERSION, **content)
+
+
+def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
+    """A figure as a page can hold it."""
+    across, up = figure.get_size_inches()
+    source = f"data:image/svg+xml;base64,{_encoded(style.svg(figure).encode())}"
+    return Picture(source, alt, round(100 * across), round(100 * up), caption, reading)
+
+
+def table(frame: pd.DataFrame, **about: Any) -> Table:
+    """A frame of texts as a page shows it."""
+    rows = [[str(value) for value in row] for row in frame.itertuples(index=False)]
+    return Table([str(name) for name in frame.columns], rows, **about)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("feddure.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()

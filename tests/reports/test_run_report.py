@@ -1,0 +1,279 @@
+"""Pages of runs: the numbers a reader looks for, nothing from elsewhere, and no markup from names."""
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from feddure import config
+from feddure.config import load
+from feddure.errors import RunError
+from feddure.reports import figures, style
+from feddure.reports.participation import participation
+from feddure.reports.run_report import write_report
+from feddure.tracking.records import Run, Writer
+
+CLASSES = ["cat", "dog", "<ship>"]
+
+
+def make_run(folder, done=6, evaluated=True, ema=False, left_out=(), partition=True, classes=CLASSES, **changes):
+    """A small run folder as `feddure run` would leave it."""
+    folder.mkdir(parents=True)
+    options = {"rounds": 6, "clients_per_round": 2, "partition.clients": 4, "evaluate_every": 2}
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    experiment = load("demo", changes={"method": "fedavg"} | options | given)
+    (folder / "config.yaml").write_text(experiment.to_yaml())
+    (folder / "environment.json").write_text(json.dumps({"python": "3.11.9", "command": f"run {folder.name}"}))
+    counts = np.arange(4 * len(classes)).reshape(4, len(classes))
+    if partition:
+        about = {
+            "classes": classes,
+            "labelled": counts.tolist(),
+            "unlabelled": (10 * counts).tolist(),
+            "sha256": f"{experiment.seed:064d}",
+            "parameters": {"setting": "dir-dir", "gamma": 0.5, "seed": experiment.seed},
+            "repairs": [{"from_client": client, "to_client": 1, "kind": "labelled", "number": 2} for client in (0, 3)],
+        }
+        (folder / "partition.json").write_text(json.dumps(about))
+    with Writer(folder / "metrics.jsonl") as metrics, Writer(folder / "timing.jsonl") as timing:
+        for number in range(1, done + 1):
+            line = {"round": number, "clients": [0, 3], "steps": [5, 5], "left_out": list(left_out)}
+            line["train"] = {"loss": 1 / number, "share": None if number == 2 else 0.5}
+            if evaluated and number % 2 == 0:
+                line["test"] = evaluation(number / 10, len(classes))
+                if ema:
+                    line["test_ema"] = evaluation(number / 10 + 0.1, len(classes))
+            metrics.write(line | {"communication": {"up": 7e6, "down": 9e6}, "diagnostics": {"drift": [1.0, 2.0]}})
+            timing.write({"round": number, "seconds": 0.5, "clients": 2, "steps": 10})
+    return folder
+
+
+def evaluation(accuracy, classes):
+    confusion = np.full((classes, classes), 2) + np.diag(np.full(classes, 5))
+    shares = [accuracy] * classes
+    return {"accuracy": accuracy, "loss": 1 - accuracy, "per_class": shares, "confusion": confusion.tolist()}
+
+
+class Page(HTMLParser):
+    """What a browser would find: text, pictures, and everything that points elsewhere."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.text, self.pictures, self.links, self.tags, self._style = [], {}, [], [], False
+        self.html = path.read_text(encoding="utf-8")
+        self.feed(self.html)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append(tag)
+        self._style = tag == "style"
+        self.links += [found[name] for name in ("src", "href") if name in found]
+        if tag == "img":
+            self.pictures[found["alt"]] = base64.b64decode(found["src"].split("base64,")[1]).decode()
+
+    def handle_endtag(self, tag):
+        self._style = False
+
+    def handle_data(self, data):
+        if not self._style and data.strip():
+            self.text.append(" ".join(data.split()))
+
+    def says(self, text):
+        return text in " ".join(self.text).replace("\u202f", " ")
+
+
+def page_of(*folders):
+    out = folders[0].parent / "out.html"
+    assert write_report(list(folders), out) == out
+    return Page(out)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The page of one run with an averaged model and hostile names."""
+    changes = {"method": "feddure", "server__ema": 0.9, "seed": 11, "dataset": "npz:<script>alert(1)</script>"}
+    return page_of(make_run(tmp_path_factory.mktemp("single") / "run", ema=True, left_out=(3,), **changes))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """The page of runs of two methods, one of them on two seeds, the last one unfinished."""
+    folder = tmp_path_factory.mktemp("several")
+    first = make_run(folder / "first", method="feddure")
+    second = make_run(folder / "second", method="feddure", seed=1)
+    return page_of(first, second, make_run(folder / "third", method="fedavg-fixmatch", done=4))
+
+
+def test_one_run_shows_its_numbers_and_pictures(single):
+    for text in ("FedDure on", "2 of 4 clients", "66 images carry a label, 660 do not", "4 images were moved"):
+        assert single.says(text), text
+    for card in ("40.0 % mean of all 3", "60.0 % round 6", "Averaged model 50.0 %", "54 MB", "Time 3.0 s"):
+        assert single.says(card), card
+    assert single.says("6 of 12")  # updates that were left out
+    shown = " ".join(single.pictures)
+    for picture in ("Test accuracy", "Test loss", "each class", "Confusion", "while training", "on each client"):
+        assert picture in shown
+
+
+def test_pages_need_nothing_beside_themselves(single, several):
+    for page in (single, several):
+        assert page.links
+        assert all(link.startswith("data:") for link in page.links)
+        assert not {"script", "link", "iframe"} & set(page.tags)
+        assert not re.search(r"url\(|@import|https?://", re.sub(r'"data:[^"]*"', "", page.html))
+        for picture in page.pictures.values():
+            assert ElementTree.fromstring(picture).tag.endswith("svg")
+            assert "<dc:date>" not in picture
+
+
+def test_names_from_data_cannot_become_markup(single):
+    assert single.says("npz:<script>alert(1)</script>")
+
+
+def test_configuration_lists_what_is_not_the_default_and_can_be_saved(single, tmp_path):
+    start = single.text.index("Configuration")
+    changes = single.text[start : single.text.index("server.ema", start) + 3]
+    assert changes[-3:] == ["server.ema", "0.9", "–"]
+    assert "server.weight" not in changes
+    (link,) = (link for link in single.links if "text/plain" in link)
+    saved = tmp_path / "saved.yaml"
+    saved.write_bytes(base64.b64decode(link.split("base64,")[1]))
+    assert load(file=saved).seed == 11
+
+
+def test_several_runs_are_compared(several):
+    for text in (
+        "FedDure and FedAvg-FixMatch on Fashion-Mini, 3 runs",
+        "The runs differ in method and seed.",
+        "third: 4 of 6 rounds",
+        "first FedDure dir-dir 0 6 60.00 40.00 60 5.0 3.0 s",
+        "third FedAvg-FixMatch dir-dir 0 4 of 6 40.00 30.00 40 5.0 2.0 s",
+        "0, 1 60.0 ± 0.0 40.0 ± 0.0",
+        "feddure run --config second.yaml",
+    ):
+        assert several.says(text), text
+    assert sum(alt.startswith("Confusion") for alt in several.pictures) == 3
+    assert several.html.count("of each class on each client") == 2
+
+
+def test_equal_runs_give_equal_files(tmp_path):
+    for name in ("a", "b"):
+        write_report([make_run(tmp_path / name / "run", done=2)], tmp_path / f"{name}.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_run_without_evaluation_has_a_report(tmp_path, done):
+    page = page_of(make_run(tmp_path / "run", done=done, evaluated=False))
+    assert page.says(f"Unfinished: {done} of 6 rounds")
+    assert page.says("the first evaluation follows round 2")
+    assert not any("accuracy" in alt for alt in page.pictures)
+
+
+def test_a_run_without_partition_or_environment_has_a_report(tmp_path):
+    folder = make_run(tmp_path / "run", partition=False)
+    (folder / "environment.json").unlink()
+    (folder / "timing.jsonl").unlink()
+    page = page_of(folder)
+    assert not page.says("Who owns what")
+    assert not page.says("Environment")
+    assert page.says("Time –")
+
+
+def test_evaluations_without_classes_have_curves_only(tmp_path):
+    folder = make_run(tmp_path / "run", evaluated=False)
+    with Writer(folder / "metrics.jsonl") as writer:
+        writer.keep(5)
+        writer.write({"round": 6, "test": {"accuracy": 0.5, "loss": None}})
+    page = page_of(folder)
+    assert [alt.partition(":")[0] for alt in page.pictures if alt.startswith("Test")] == [
+        "Test accuracy against rounds"
+    ]
+    assert not page.says("Classes")
+
+
+def test_runs_with_different_classes_share_their_curves_alone(tmp_path):
+    page = page_of(make_run(tmp_path / "three"), make_run(tmp_path / "two", classes=["cat", "dog"], dataset="cifar10"))
+    assert any(alt.startswith("Test accuracy") for alt in page.pictures)
+    assert not any(alt.startswith("Accuracy of each class") for alt in page.pictures)
+
+
+def test_many_runs_and_equal_names_work(tmp_path):
+    folders = [make_run(tmp_path / str(n) / "run", seed=n % 3, done=2, partition=False) for n in range(8)]
+    page = page_of(*folders)
+    assert page.says("8 runs")
+    assert not page.says("over seeds")  # a repeat of the same seed is no sample
+
+
+def test_no_more_clients_train_than_there_are(tmp_path):
+    more = {"partition__setting": "sites", "partition__clients": 9, "clients_per_round": 5, "evaluated": False}
+    assert page_of(make_run(tmp_path / "run", **more)).says("4 of 4 clients train in each of 6 rounds.")
+
+
+def test_a_report_is_written_whole_or_not_at_all(tmp_path):
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "report.html"
+    out.write_text("before")
+    (run / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n{"round": 3}\n')
+    with pytest.raises(RunError, match="line 2 of 3 is damaged"):
+        write_report([run], out)
+    assert out.read_text() == "before"
+
+
+def test_where_a_report_cannot_be_written_is_said(tmp_path):
+    run = make_run(tmp_path / "run")
+    with pytest.raises(RunError, match=r"a folder was given for the report"):
+        write_report([run], tmp_path)
+    with pytest.raises(RunError, match=r"the folder .*absent does not exist"):
+        write_report([run], tmp_path / "absent" / "report.html")
+    with pytest.raises(RunError, match="no run was given"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_classes_by_the_hundred_are_drawn():
+    names = [f"class number {number}" for number in range(60)]
+    test = evaluation(0.5, 60)
+    line = figures.Line("a", [{"round": 1, "test": test}], {"color": "red", "marker": "o"})
+    for figure in (
+        figures.by_class([line], {"right": [test["per_class"]]}, names),
+        figures.over_rounds([1, 2], {"right": np.array([test["per_class"]] * 2)}, names, 1),
+        figures.confusion(test["confusion"], names),
+    ):
+        assert len(style.svg(figure)) < 1_000_000
+
+
+# --- sites ---------------------------------------------------------------------------------------------
+
+
+def federated(folder, rounds, setting="sites", **about):
+    metrics = [{"round": number, "federation": found} for number, found in enumerate(rounds, start=1)]
+    return Run(folder, config.load(changes={"partition.setting": setting}), metrics, [], {}, {}, about)
+
+
+def played(*sites, away=(), refused=()):
+    return {"sites": list(sites), "drawn_but_away": list(away), "refused": list(refused)}
+
+
+def test_each_site_has_a_row_of_counts(tmp_path):
+    first = played({"site": "north", "test_of_received_model": {"accuracy": 0.5}}, {"site": "south", "problem": "late"})
+    second = played({"site": "south", "problem": "drawn, but not connected"}, away=("south",), refused=("east: why",))
+    about = {"site": "north", "labelled": 1200, "unlabelled": 7, "unreadable": 0}
+    run = federated(tmp_path, [first, second, second], names=["north", "south", "east"], sites=[about])
+    found = participation(run)
+    north, south, east = found.rows
+    assert north[:8] == ["north", "1,200", "7", "0", "1", "1", "0", "0"]
+    assert north[8].startswith("50.0")
+    assert south[4:8] == ["3", "0", "2", "1"]
+    assert east[4:8] == ["0", "0", "0", "0"]
+    said = " ".join(found.notes)
+    for text in ("east was never connected", "south: drawn, but not connected", "Refused: east: why"):
+        assert text in said
+
+
+def test_runs_without_real_sites_have_none(tmp_path):
+    assert participation(federated(tmp_path, [])) is None
+    assert participation(federated(tmp_path, [played({"site": "client-0"})], setting="iid-iid")) is None
