@@ -318,7 +318,7 @@ def test_a_method_of_ones_own_declares_options_the_same_way(monkeypatch):
     assert make("options.temperature=2").options.temperature == 2.0
     with pytest.raises(ConfigError, match=r"options.temperature: -1 was given"):
         make("options.temperature=-1")
-    with pytest.raises(ConfigError, match="options.temprature"):
+    with pytest.raises(ConfigError, match=r"options\.temprature"):
         make("options.temprature=1")
 
 

@@ -1,6 +1,7 @@
 """Comparisons: equal conditions, the same results as single runs, and verdicts that chance cannot earn."""
 
 import csv
+import itertools
 import os
 
 import pytest
