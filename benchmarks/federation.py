@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from feddure import config, data
 from feddure.data import partition as partitions
-from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.run_config import write_app
 from feddure.flower.app.description import Description
 from feddure.simulation.engine import Engine
 from feddure.simulation.rounds import Federation, Observer, run

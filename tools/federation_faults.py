@@ -31,7 +31,7 @@ import torch
 
 import federated
 from feddure import environment
-from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.run_config import write_app
 from feddure.flower.app.description import ServerAddress
 from feddure.flower.deploy.init import initialise
 from feddure.flower.deploy.processes import Process
@@ -227,7 +227,7 @@ class Faults:
                 return ending.enter_context(Process(command, surroundings, self.flower.folder / f"{log}.log"))
 
             server = start("server", "server", folder)
-            self.flower.wait_for(lambda: "ready" in server.last_words(), 60, "the server to be ready")
+            self.flower.wait_for(lambda: "ready" in server.log_tail(), 60, "the server to be ready")
             images = self.root / "images" / "clients"
             sites = {
                 site: start(site, "site", folder, site, "--data", images / site, "--verbose")
@@ -248,7 +248,7 @@ class Faults:
         self.flower.wait_for(lambda: superexec(server) not in (None, lost), 60, "another SuperExec")
         seconds = time.monotonic() - began
         self.flower.wait_for(lambda: run.ended, 60, "the run to end")
-        told = "its program was ended" in run.last_words() and "--resume" in run.last_words()
+        told = "its program was ended" in run.log_tail() and "--resume" in run.log_tail()
         before = records.read(self.root / "kept" / records.METRICS)[-1]["round"]
         resume()
         record = self.record("kept", before + 1, 180)

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from feddure.cli import federate, federate_show
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.flower.app import description
+from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import layout, server, status
 from feddure.flower.deploy import run as runs
 from feddure.flower.deploy import site as sites
-from feddure.flower.deploy.check import CheckUp, Finding
+from feddure.flower.deploy.check import CheckResult, Finding
 from feddure.flower.deploy.layout import ServerFolder
-from feddure.flower.deploy.processes import Ended
+from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.status import RunStatus, SiteStatus, Status
 from feddure.tracking.summary import percent
 
@@ -158,8 +159,8 @@ def test_a_site_gets_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run("site", tmp_path / "trees", "north", "--data", f"folder:{tmp_path}?depth=12", "--verbose")
     bundle = ServerFolder(tmp_path / "trees").bundle("north")
     assert asked == [
-        (bundle, "north", tmp_path, {"device": "cpu", "dp-epsilon": 0.5}, False),
-        (bundle, "north", tmp_path, {"depth": 12}, True),
+        (bundle, "north", ImageFolder(tmp_path), {"device": "cpu", "dp-epsilon": 0.5}, False),
+        (bundle, "north", ImageFolder(tmp_path, 12), {}, True),
     ]
 
 
@@ -201,7 +202,7 @@ def test_ctrl_c_is_the_good_end_of_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     def serve(*_: object) -> None:
-        raise Ended(number)
+        raise Terminated(number)
 
     monkeypatch.setattr(server, "serve", serve)
     run("server", tmp_path, code=code)
@@ -215,7 +216,7 @@ def test_what_others_say_cannot_reach_into_the_terminal(
         "trees", "h:1", True, [SiteStatus("north", nasty, nasty)], [RunStatus("7", nasty, 1.0, "", None, None)]
     )
     federate_show.show_status(found, tmp_path)
-    federate_show.show_check(CheckUp("north", [Finding("note", "images", nasty)], unreadable=[(nasty, nasty)]))
+    federate_show.show_check(CheckResult("north", [Finding("note", "images", nasty)], unreadable=[(nasty, nasty)]))
     monkeypatch.setattr(server, "serve", lambda folder, host, show: show(f"north says {nasty}"))
     said = capsys.readouterr().out + run("server", tmp_path)
     assert "\x1b" not in said

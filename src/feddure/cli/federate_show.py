@@ -15,7 +15,7 @@ from rich.table import Table
 from feddure.flower.app.description import Description
 
 if TYPE_CHECKING:
-    from feddure.flower.deploy.check import CheckUp
+    from feddure.flower.deploy.check import CheckResult
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import Status
     from feddure.tracking.records import Run
@@ -42,7 +42,7 @@ def show_made(folder: "ServerFolder", description: Description, secure: bool) ->
     console.print(f"Next: {folder.readme}, or at once: feddure federate server {folder.root}")
 
 
-def show_check(found: "CheckUp") -> None:
+def show_check(found: "CheckResult") -> None:
     """A site's check-up: findings, counts with bars, and unreadable files."""
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
@@ -64,7 +64,7 @@ def show_check(found: "CheckUp") -> None:
         console.print(f"\n[bold red]{escape(found.site)} cannot join yet:[/] see the problems above.")
 
 
-def _counts(found: "CheckUp") -> Table:
+def _counts(found: "CheckResult") -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("class", overflow="fold")
     table.add_column("images", justify="right")
@@ -175,7 +175,7 @@ def _from(folder: Path, place: Path) -> Path:
 
 def _line(text: str) -> str:
     """What others wrote, as one line."""
-    from feddure.flower.deploy.terminal import printable
+    from feddure.flower.app.sanitize import printable
 
     return " ".join(printable(text).split())
 
@@ -191,7 +191,7 @@ def print_json(value: Any) -> None:
 
 def _text(text: str) -> str:
     """What others wrote, as it may stand in a table."""
-    from feddure.flower.deploy.terminal import printable
+    from feddure.flower.app.sanitize import printable
 
     return escape(printable(text))
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import federated
 import tiny
-from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.run_config import write_app
 from feddure.flower.deploy import certificates
 from feddure.simulation import runs
 from feddure.simulation.rounds import run

@@ -1,11 +1,13 @@
 """Processes that end with what started them."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +15,14 @@ import pytest
 
 from feddure.errors import RunError
 from feddure.flower.deploy import processes
-from feddure.flower.deploy.processes import Ended, Process, Together, signals_as_ended, wait_until
-from feddure.flower.deploy.supervise import tethered
+from feddure.flower.deploy.processes import (
+    Process,
+    ProcessGroup,
+    Terminated,
+    ending_with_parent,
+    terminating_on_signals,
+    wait_until,
+)
 
 SLEEP = [sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(600)"]
 DETACH = """
@@ -34,9 +42,9 @@ def is_alive(pid: int) -> bool:
 
 def said(process: Process) -> str:
     limit = time.monotonic() + 30
-    while not process.last_words() and time.monotonic() < limit:
+    while not process.log_tail() and time.monotonic() < limit:
         time.sleep(0.02)
-    return process.last_words()
+    return process.log_tail()
 
 
 def test_a_process_ends_with_its_block_also_on_failure(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_a_process_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(tmp_path: Path) -> None:
     made = tmp_path / "made"
-    command = tethered([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
+    command = ending_with_parent([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
     position = command.index(str(os.getpid()))
     command[position] = "1"  # as if this process had been somebody else's, and gone
     assert subprocess.run(command, check=False).returncode == 0
@@ -115,7 +123,7 @@ def test_a_process_is_known_by_when_it_began(monkeypatch: pytest.MonkeyPatch, pr
 
 
 def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_TERMINATE_SECONDS", 0.2)
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     )
@@ -134,16 +142,16 @@ def test_a_process_is_asked_to_end_only_once(tmp_path: Path) -> None:
     )
     with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
         assert said(process) == "here"
-        process.ask_to_end()
-        while "leaving" not in process.last_words():
+        process.terminate()
+        while "leaving" not in process.log_tail():
             time.sleep(0.02)
-    assert (process.last_words().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
+    assert (process.log_tail().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
 
 
 def test_processes_that_need_each_other_end_together() -> None:
     staying = Process(SLEEP, os.environ)
     ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
-    with Together(staying, ending) as both:
+    with ProcessGroup(staying, ending) as both:
         first = both.wait()
         assert first is ending
         assert (first.name, first.code) == (Path(sys.executable).name, 3)
@@ -154,10 +162,10 @@ def test_processes_that_need_each_other_end_together() -> None:
 
 def test_processes_that_live_have_not_ended() -> None:
     one, other = Process(SLEEP, os.environ), Process(SLEEP, os.environ)
-    with Together(one, other) as both:
+    with ProcessGroup(one, other) as both:
         assert not both.ended
         assert one.code is None
-        both.ask_to_end()
+        both.terminate()
     assert one.code == other.code == -signal.SIGTERM
 
 
@@ -187,23 +195,23 @@ def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_become_an_orderly_end(number: int, code: int) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(Ended) as ended, signals_as_ended():
+    with pytest.raises(Terminated) as ended, terminating_on_signals():
         signal.raise_signal(number)
     assert (ended.value.exit_code, ended.value.by_user) == (code, number == signal.SIGINT)
     assert signal.getsignal(number) is before
 
 
 def test_code_that_survives_every_error_does_not_survive_the_end() -> None:
-    with pytest.raises(Ended), signals_as_ended(), suppress(Exception):
+    with pytest.raises(Terminated), terminating_on_signals(), suppress(Exception):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
-        with signals_as_ended():
+        with terminating_on_signals():
             signal.raise_signal(signal.SIGHUP)
-            with pytest.raises(Ended):
+            with pytest.raises(Terminated):
                 signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -226,7 +234,7 @@ def test_a_second_ctrl_c_does_not_break_off_the_ending() -> None:
             signal.raise_signal(signal.SIGINT)
             done.append("ended all")
 
-    with pytest.raises(Ended), signals_as_ended():
+    with pytest.raises(Terminated), terminating_on_signals():
         work()
     assert done == ["ended all"]
 
@@ -240,3 +248,70 @@ def test_ports_in_use_are_seen() -> None:
     free = processes.free_port()
     assert not processes.is_listening("127.0.0.1", free)
     processes.expect_free("127.0.0.1", free, "")
+
+
+# --- pidfile --------------------------------------------------------------------------------------
+@pytest.fixture
+def living() -> Iterator[Process]:
+    with Process(SLEEP, os.environ) as process:
+        yield process
+
+
+def leave(path: Path, process: Process, own: bool) -> None:
+    """What a start leaves at a path whose only living process is this one, feddure's own or one of Flower's."""
+    processes.write_pidfile(path, process)
+    noted = [entry for entry in json.loads(path.read_text()) if entry["pid"] == process.popen.pid]
+    path.write_text(json.dumps([entry | ({"name": "feddure"} if own else {}) for entry in noted]))
+
+
+def start(path: Path) -> None:
+    with processes.pidfile(path, "site north"):
+        pass
+
+
+def test_an_orphan_is_named_with_what_to_do(tmp_path: Path, living: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_LEFTOVER_SECONDS", 0.0)
+    path, pid = tmp_path / "running.json", living.popen.pid
+    leave(path, living, own=False)
+    with pytest.raises(RunError, match=rf"site north was killed .* \(process {pid}\); end that with `kill {pid}`"):
+        start(path)
+    living.stop()
+    start(path)
+
+
+def test_an_orphan_that_is_about_to_end_is_waited_for(
+    tmp_path: Path, living: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "running.json"
+    leave(path, living, own=False)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: living.popen.kill())
+    start(path)
+
+
+def test_a_second_start_is_refused_at_once(tmp_path: Path, living: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: pytest.fail("waited"))
+    path = tmp_path / "running.json"
+    leave(path, living, own=True)
+    with pytest.raises(RunError, match=f"site north runs on this machine already.*`kill {living.popen.pid}`"):
+        start(path)
+
+
+def test_a_number_that_went_to_another_process_is_nobody(tmp_path: Path, living: Process) -> None:
+    path = tmp_path / "running.json"
+    leave(path, living, own=True)
+    (entry,) = json.loads(path.read_text())
+    path.write_text(json.dumps([entry | {"began": "at another time"}]))
+    start(path)
+
+
+@pytest.mark.parametrize("content", ["", "[{}]", "7"])
+def test_a_damaged_note_names_nobody(tmp_path: Path, content: str) -> None:
+    (tmp_path / "running.json").write_text(content)
+    start(tmp_path / "running.json")
+
+
+def test_an_end_leaves_no_note(tmp_path: Path) -> None:
+    path = tmp_path / "running.json"
+    with processes.pidfile(path, "site north"):
+        assert [entry["pid"] for entry in json.loads(path.read_text())] == [os.getpid()]
+    assert not path.exists()

@@ -12,14 +12,12 @@ import pytest
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import run_config
 from feddure.flower.app.description import Description
-from feddure.flower.app.location import Place
+from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import run, status
-from feddure.flower.deploy import run_index as ledger
 from feddure.flower.deploy.control import Control, Node, RunState
 from feddure.flower.deploy.layout import ServerFolder, Settings, write_settings
-from feddure.flower.deploy.processes import Ended, free_port
+from feddure.flower.deploy.processes import Terminated, free_port
 from feddure.flower.deploy.run import Options
-from feddure.flower.deploy.run_index import Entry
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
         seed=1,
         preset="demo",
         sets=("model=cnn", "options={a: 1}"),
-        tests=Place(tmp_path, 12),
+        tests=ImageFolder(tmp_path, 12),
         minimum_sites=2,
         wait_seconds=5.0,
         clip_norm=1.0,
@@ -54,7 +52,7 @@ def test_options_are_what_the_app_knows(tmp_path: Path) -> None:
     found = run_config.read(options.run_config())
     assert (found.experiment.method, found.experiment.rounds, found.experiment.seed) == ("feddure", 3, 1)
     assert (found.experiment.model, found.experiment.options) == ("cnn", {"a": 1})
-    assert (found.tests, found.minimum_sites, found.wait_seconds) == (Place(tmp_path, 12), 2, 5.0)
+    assert (found.tests, found.minimum_sites, found.wait_seconds) == (ImageFolder(tmp_path, 12), 2, 5.0)
     assert (found.clipping_norm, found.dp_epsilon, found.dp_delta) == (1.0, 0.5, 1e-6)
 
 
@@ -73,12 +71,12 @@ class TestRefusals:
     def test_a_mistake_in_the_options_starts_no_run(self, own: ServerFolder) -> None:
         with pytest.raises(ConfigError, match="unknown field 'modle'"):
             run.run(own, Options(sets=("modle=cnn",)), own.runs / "a", print)
-        assert ledger.read(own) == []
+        assert run.read_run_index(own) == []
 
     @pytest.mark.parametrize(
         ("options", "problem"),
         [
-            (Options(tests=Place(Path("nowhere"))), r"--test .*nowhere: there is no such folder"),
+            (Options(tests=ImageFolder(Path("nowhere"))), r"--test .*nowhere: there is no such folder"),
             (Options(method="fedur"), "method 'fedur'.*did you mean 'feddure'"),
             (Options(sets=("model=cn",)), "model 'cn'.*did you mean 'cnn'"),
             (Options(dp_epsilon=0.5), "dp-epsilon was given without clip-norm"),
@@ -108,7 +106,7 @@ class TestRefusals:
         path.parent.mkdir(parents=True)
         path.touch()
         with pytest.raises(ConfigError, match=f"--test .*tests: {problem}"):
-            run.run(own, Options(tests=Place(tmp_path / "tests")), own.runs / "a", print)
+            run.run(own, Options(tests=ImageFolder(tmp_path / "tests")), own.runs / "a", print)
 
     def test_a_run_that_is_there_already(self, own: ServerFolder, agreed: Description) -> None:
         begin(own.runs / "a", agreed)
@@ -119,12 +117,12 @@ class TestRefusals:
         self, own: ServerFolder, agreed: Description, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place = own.runs / "a"
-        ledger.note(own, Entry("7", str(place), {"rounds": 40}))
+        run.add_to_run_index(own, run.RunEntry("7", str(place), {"rounds": 40}))
         begin(place, agreed, done=3, rounds=40)
         monkeypatch.setattr(Control, "runs", lambda self: [])
         with pytest.raises(RunError, match=r"\(rounds: 40 there, 60 given\); resume without those options"):
             run.run(own, Options(resume=True, rounds=60), place, print)
-        assert len(ledger.read(own)) == 1
+        assert len(run.read_run_index(own)) == 1
         asked: list[dict] = []
 
         def start(self: Control, options: dict) -> str:
@@ -241,8 +239,8 @@ class TestWaiting:
             return [RunState(number, status, 0.0)]
 
         monkeypatch.setattr(Control, "runs", states)
-        monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.01)
-        with run._telling_what_it_waits_for(Control(own), "7", own, shown.append):
+        monkeypatch.setattr(run, "_START_SECONDS", 0.01)
+        with run._reporting_delay(Control(own), "7", own, shown.append):
             (thread,) = (thread for thread in threading.enumerate() if thread.name == "waiting")
             assert seen.wait(30)
             thread.join(30)
@@ -266,9 +264,9 @@ class TestWaiting:
 
     def test_with_the_end_of_the_watch_the_words_end(self, own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Control, "runs", lambda self, number: [RunState(number, "pending", 0.0)])
-        monkeypatch.setattr(run, "_PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr(run, "_START_SECONDS", 0.01)
         told = threading.Event()
-        with run._telling_what_it_waits_for(Control(own), "7", own, lambda line: told.set()):
+        with run._reporting_delay(Control(own), "7", own, lambda line: told.set()):
             (thread,) = (thread for thread in threading.enumerate() if thread.name == "waiting")
             assert told.wait(30)
         thread.join(30)
@@ -291,7 +289,7 @@ class TestCtrlC:
         monkeypatch.setattr(Control, "start", lambda self, options: "7")
         monkeypatch.setattr(run, "_stream", stream)
         shown: list[str] = []
-        with pytest.raises(Ended):
+        with pytest.raises(Terminated):
             run.run(own, Options(), own.runs / "a", shown.append)
         return shown
 
@@ -307,7 +305,7 @@ class TestCtrlC:
     ) -> None:
         def stream(*_: object) -> None:
             begin(own.runs / "a", agreed)
-            raise Ended(signal.SIGINT)
+            raise Terminated(signal.SIGINT)
 
         shown = self.interrupted(own, stream, monkeypatch)
         assert shown[-1].startswith("go on with: feddure federate run")
@@ -319,12 +317,12 @@ class TestCtrlC:
         monkeypatch.setattr(Control, "runs", lambda self: [RunState(number, "running", 1.0) for number in known])
 
         def start(self: Control, options: dict) -> str:
-            ledger.note(own, Entry("2", "/of/somebody/else", {}))
+            run.add_to_run_index(own, run.RunEntry("2", "/of/somebody/else", {}))
             known.extend(["2", "3"])
-            raise Ended(signal.SIGINT)
+            raise Terminated(signal.SIGINT)
 
         monkeypatch.setattr(Control, "start", start)
-        with pytest.raises(Ended):
+        with pytest.raises(Terminated):
             run.run(own, Options(), own.runs / "a", print)
         assert stopped == ["3"]
 
@@ -339,7 +337,7 @@ class TestCtrlC:
         monkeypatch.setattr(Control, "stop", fail)
         monkeypatch.setattr(run, "_stream", ended)
         shown: list[str] = []
-        with pytest.raises(Ended):
+        with pytest.raises(Terminated):
             run.run(own, Options(), own.runs / "a", shown.append)
         assert "run 7 could not be stopped: the server is gone" in shown
 
@@ -356,13 +354,13 @@ class TestCtrlC:
         monkeypatch.setattr(Control, "runs", runs)
         monkeypatch.setattr(Control, "start", ended)
         shown: list[str] = []
-        with pytest.raises(Ended):
+        with pytest.raises(Terminated):
             run.run(own, Options(), own.runs / "a", shown.append)
         assert "a run may have been started" in shown[-1]
 
 
 def ended(*_: object) -> None:
-    raise Ended(signal.SIGINT)
+    raise Terminated(signal.SIGINT)
 
 
 @pytest.mark.usefixtures("answering")
@@ -371,7 +369,7 @@ def test_a_run_that_is_still_going_on_is_not_resumed(
 ) -> None:
     place = own.runs / "a"
     begin(place, agreed)
-    ledger.note(own, Entry("7", str(place), {}))
+    run.add_to_run_index(own, run.RunEntry("7", str(place), {}))
     monkeypatch.setattr(Control, "runs", lambda self: [RunState("7", "running", 1.0)])
     monkeypatch.setattr(Control, "start", lambda self, options: pytest.fail("a second run was started"))
     with pytest.raises(RunError, match=r"run 7 is still going on there \(running\).*flwr stop 7 federation"):
@@ -380,7 +378,10 @@ def test_a_run_that_is_still_going_on_is_not_resumed(
 
 def test_a_log_cannot_reach_into_the_terminal(own: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     code = r"print('\x1b[92mINFO \x1b[0m: quiet'); print('site \x1b]0;title\x07\x1b[2Jnorth')"
-    monkeypatch.setattr(run.commands, "stream_log", lambda number: [sys.executable, "-c", code])
+    flwr = own.root / "flwr"
+    flwr.write_text(f"#!{sys.executable}\n{code}\n")
+    flwr.chmod(0o755)
+    monkeypatch.setattr(run, "program", lambda name: str(flwr))
     shown: list[str] = []
     run._stream(Control(own), "7", shown.append)
     assert shown[1:] == ["site north"]
@@ -393,16 +394,16 @@ def test_a_new_run_folder_is_one_that_is_not_there(own: ServerFolder) -> None:
 
 
 def test_the_ledger_keeps_every_start(own: ServerFolder) -> None:
-    first, second = Entry("1", "/a", {"rounds": 1}), Entry("2", "/a", {"rounds": 2})
-    ledger.note(own, first)
-    ledger.note(own, second)
-    assert ledger.read(own) == [first, second]
-    assert ledger.last_options(own, Path("/a")) == {"rounds": 2}
+    first, second = run.RunEntry("1", "/a", {"rounds": 1}), run.RunEntry("2", "/a", {"rounds": 2})
+    run.add_to_run_index(own, first)
+    run.add_to_run_index(own, second)
+    assert run.read_run_index(own) == [first, second]
+    assert run.last_options(own, Path("/a")) == {"rounds": 2}
     with pytest.raises(RunError, match="/b: not a run of this federation"):
-        ledger.last_options(own, Path("/b"))
-    own.ledger.write_text("[")
+        run.last_options(own, Path("/b"))
+    own.run_index.write_text("[")
     with pytest.raises(RunError, match=r"runs\.json: cannot be read"):
-        ledger.read(own)
+        run.read_run_index(own)
 
 
 @pytest.mark.parametrize(
@@ -418,8 +419,8 @@ def test_resuming_goes_by_the_last_start_that_did_a_round(
 ) -> None:
     begin(own.runs / "a", agreed, rounds)
     for name, before in starts:
-        ledger.note(own, Entry(name, str(own.runs / "a"), {"named": name}, before))
-    assert ledger.last_options(own, own.runs / "a") == {"named": expected}
+        run.add_to_run_index(own, run.RunEntry(name, str(own.runs / "a"), {"named": name}, before))
+    assert run.last_options(own, own.runs / "a") == {"named": expected}
 
 
 def test_status_joins_what_flower_and_the_folders_know(
@@ -429,7 +430,7 @@ def test_status_joins_what_flower_and_the_folders_know(
     place.mkdir()
     lines = [{"round": 1, "test": {"accuracy": 0.5}}, {"round": 2}]
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ledger.note(own, Entry("7", str(place), {}))
+    run.add_to_run_index(own, run.RunEntry("7", str(place), {}))
     monkeypatch.setattr(Control, "nodes", lambda self: [Node("south", "1", "online", "noon")])
     monkeypatch.setattr(Control, "runs", lambda self: [RunState("8", "pending", 0.0), RunState("7", "running", 9.0)])
     found = status.read_status(own)

@@ -4,36 +4,42 @@ It does what the simulator's server does, by the same class, and sends one messa
 fails, answers too late or sends something unusable is left out of the round and named in its record.
 """
 
+import fcntl
+import json
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from feddure import config, data
+from feddure import config, data, environment
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.files import write_whole
 from feddure.flower.app import messages, run_config, site_data
-from feddure.flower.app import worker as site
-from feddure.flower.app.exchange import Exchange, read_reply
 from feddure.flower.app.messages import TASK, TRAIN, Task
-from feddure.flower.app.nodes import Roster
-from feddure.flower.app.policy import shares_parameters
+from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
+from feddure.flower.app.policy import relays_uploads
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.run_config import RunOptions
-from feddure.flower.app.run_folder import RunFolder
-from feddure.flower.app.sanitize import plain, say
+from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
-from feddure.simulation import runs
+from feddure.reports.run_report import write_report
+from feddure.simulation import checkpoint, runs
 from feddure.simulation.engine import Engine
 from feddure.simulation.server import Answer, Assignment, Holding, Server, resolve_unlabelled_batch
+from feddure.tracking import records
+from feddure.tracking.tensorboard import TensorBoard
 
 app = ServerApp()
 
+_LOCK_FILE = ".lock"
 _MOST_UNLABELLED = 4096  # in a step, where nobody said how many
 _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may tell; sums of such numbers stay finite
@@ -47,46 +53,156 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run(grid, run_config.read(context.run_config))
     except FeddureError as problem:
-        say(f"problem: {problem}")
+        log(f"problem: {problem}")
         raise
 
 
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
-    options = _as_resumed(options)
+    options = run_config.as_resumed(options)
     protection = Protection(options.clipping_norm, options.dp_epsilon, options.dp_delta)
     folder = RunFolder(options.folder, options.experiment, options.resume)
-    dataset = _about_images(options)
-    roster = _gather(grid, options)
-    server = _start(options, dataset, roster, folder.holdings)
+    dataset = _dataset(options)
+    sites = _gather(grid, options)
+    server = _start(options, dataset, sites, folder.holdings)
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
     with folder.locked():
         names = options.description.sites if options.description is not None else ()
-        folder.open(server, _introduced(roster), names)
-        say(f"run folder: {options.folder.resolve()}")
-        if shares_parameters(server.experiment.method):
-            say(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
+        folder.open(server, sites.describe(), names)
+        log(f"run folder: {options.folder.resolve()}")
+        if relays_uploads(server.experiment.method):
+            log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
-            say(f"going on after round {server.round}")
-        rounds = Rounds(grid, options, server, roster, folder)
+            log(f"going on after round {server.round}")
+        rounds = Rounds(grid, options, server, sites, folder)
         try:
             while server.round < server.experiment.rounds:
                 rounds.play()
         finally:
             folder.close()
-        say(f"report: {folder.finish(server)}")
+        log(f"report: {folder.finish(server)}")
     return server
+
+
+class RunFolder:
+    """A run's folder, opened for writing."""
+
+    def __init__(self, folder: Path, experiment: Experiment, resume: bool):
+        self.folder = folder
+        self._check = lambda: runs.check_folder(experiment, folder, resume)
+        self._check()
+        self.run_name = secrets.token_hex(8)
+        self._classes: list[str] = []
+        self._names: list[str] = []
+        self._written: dict[str, Any] = {}
+        self._sites: dict[int, dict[str, Any]] = {}
+        self._read_about()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While this holds, no other server writes to the folder."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / _LOCK_FILE).open("w")
+        except OSError as problem:
+            raise RunError(f"{self.folder}: the run's folder cannot be made ({problem.strerror})") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{self.folder}: another server is writing this run; wait for its end, or choose another run-folder"
+                ) from None
+            self._check()  # a server that held the lock while this one waited for sites may have left a run
+            yield
+
+    def open(self, server: Server, sites: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> None:
+        """Write what a run starts with; brings the server to the folder's checkpoint, if there is one.
+
+        `names` are those of all sites of the federation, `sites` what the present ones said of themselves.
+        """
+        self._read_about()
+        checkpoint.read(server, self.folder)
+        self._classes = classes = list(server.dataset.classes)
+        self._names = list(names)
+        self.write_sites(sites)
+        about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
+        self._write_json(records.PARTITION, {"classes": classes})
+        self._write_json(records.ENVIRONMENT, environment.describe() | about)
+        write_whole(self.folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
+        self._metrics = records.Writer(self.folder / records.METRICS)
+        self._timing = records.Writer(self.folder / records.TIMING)
+        self._metrics.keep(server.round)
+        self._timing.keep(server.round)
+        self._board = TensorBoard(self.folder, server, server.dataset.classes)
+
+    def write_sites(self, sites: Sequence[dict[str, Any]]) -> None:
+        """Remember what sites said of themselves, beside what those said that are away now."""
+        self._sites |= {site["client"]: site for site in sites}
+        known = [self._sites[client] for client in sorted(self._sites)]
+        content = {"run": self.run_name, "classes": self._classes, "names": self._names, "sites": known}
+        if content != self._written:
+            self._write_json(records.FEDERATION, content)
+            self._written = content
+
+    def write_round(self, server: Server, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        """A round's record and how long it took."""
+        self._metrics.write(record)
+        self._timing.write(timing)
+        self._board.round_done(server, record, timing["seconds"])
+
+    def write_checkpoint(self, server: Server) -> None:
+        """Replace the checkpoint by the server's state."""
+        checkpoint.write(server, self.folder)
+
+    def finish(self, server: Server) -> Path:
+        """The model and the report, after the last round."""
+        self.close()
+        write_whole(self.folder / runs.MODEL_FILE, runs.pack_model(server), RunError)
+        report = self.folder / runs.REPORT_FILE
+        write_report([self.folder], report)
+        return report
+
+    def close(self) -> None:
+        """No further round comes."""
+        for writer in (self._metrics, self._timing, self._board):
+            writer.close()
+
+    def _read_about(self) -> None:
+        path = self.folder / records.FEDERATION
+        self._written = about = _read(path)
+        self.run_name = about.get("run") or self.run_name
+        try:
+            self._sites = {site["client"]: site for site in about.get("sites", [])}
+            self.holdings = {  # of every client that ever took part in the run
+                client: Holding(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
+            }
+        except (KeyError, TypeError) as problem:
+            raise RunError(f"{path}: a site lacks {problem}; restore it from a copy") from None
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        write_whole(self.folder / name, (json.dumps(content, indent=1) + "\n").encode(), RunError)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: cannot be read ({problem}); restore it from a copy") from None
+    return found
 
 
 class Rounds:
     """The rounds of a run, one after the other."""
 
-    def __init__(self, grid: Grid, options: RunOptions, server: Server, roster: Roster, folder: RunFolder):
-        self._exchange = Exchange(grid)
+    def __init__(self, grid: Grid, options: RunOptions, server: Server, sites: ConnectedSites, folder: RunFolder):
+        self._pending = PendingMessages(grid)
         self._options = options
         self._server = server
-        self._roster = roster
+        self._sites = sites
         self._folder = folder
         self._shapes = messages.upload_shapes(server.program)
         self._experiment = server.experiment.to_yaml()
@@ -97,23 +213,23 @@ class Rounds:
     def play(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
         began = time.perf_counter()
-        server, roster = self._server, self._roster
-        roster.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
-        for client, member in roster.members.items():
-            server.holdings[client] = member.holding
-        self._folder.write_sites(_introduced(roster))
+        server, sites = self._server, self._sites
+        sites.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
+        for client, site in sites.by_client.items():
+            server.holdings[client] = site.holding
+        self._folder.write_sites(sites.describe())
         assignments = server.assignments()
         answers, told, wire = self._ask(assignments)
         record, problems = server.conclude(answers)
         for client, problem in problems.items():
-            say(f"round {server.round}: site '{roster.name(client)}' is left out: {problem}")
+            log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
         if server.method.memory:
             for answer in answers:
                 if answer.client not in problems:
                     server.memories[answer.client] = {"round": torch.tensor(server.round)}
         told_by = [(a.steps, told[a.client]) for a in answers if a.client not in problems]
-        record["train"] = _combine(told_by, messages.means_of(server.method))
+        record["train"] = _combine(told_by, messages.accepts_mean(server.method))
         record["federation"] = self._describe(assignments, told, wire, problems)
         if server.due() and len(server.dataset.test_images):
             record |= server.test()
@@ -124,20 +240,20 @@ class Rounds:
             "clients": len(answers),
             "steps": sum(answer.steps for answer in answers),
             "shared_by": 1,
-            "sites": {roster.name(client): _number(answer.get("seconds")) for client, answer in told.items()},
+            "sites": {sites.name(client): _number(answer.get("seconds")) for client, answer in told.items()},
         }
         self._folder.write_round(server, record, timing)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
             self._folder.write_checkpoint(server)
             self._checkpointed = _remembered(server)
-        say(_line(record, seconds, server.experiment.rounds))
+        log(_line(record, seconds, server.experiment.rounds))
         self._expect_updates(len(answers) - len(problems), problems)
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
         self._empty_rounds = 0 if used else self._empty_rounds + 1
         if self._empty_rounds >= _MOST_EMPTY_ROUNDS:
-            reasons = [f"site '{self._roster.name(client)}': {problem}" for client, problem in problems.items()]
+            reasons = [f"site '{self._sites.name(client)}': {problem}" for client, problem in problems.items()]
             raise RunError(
                 f"{self._empty_rounds} rounds in a row without a usable update "
                 f"({'; '.join(reasons) or 'no site that was drawn can learn'}); the checkpoint of round "
@@ -152,13 +268,13 @@ class Rounds:
         contents, wire = {}, {}
         for assignment in assignments:
             client = assignment.client
-            if client in self._roster.members:
+            if client in self._sites.by_client:
                 content = messages.pack_state(received[client])
                 content[TASK] = self._task(assignment).pack()
-                contents[client] = self._roster.members[client].node, content
+                contents[client] = self._sites.by_client[client].node, content
                 wire[client] = {"down": messages.array_bytes(content), "up": 0}
-        failed = self._exchange.send(contents, TRAIN, self._options.timeout_seconds)
-        replies = self._exchange.collect_all()
+        failed = self._pending.send(contents, TRAIN, self._options.timeout_seconds)
+        replies = self._pending.collect_all()
         answers, told = [], {}
         for assignment in assignments:
             client = assignment.client
@@ -212,7 +328,7 @@ class Rounds:
         problems: Mapping[int, str],
     ) -> dict[str, Any]:
         """Who took part, on which node and in which process, and what travelled."""
-        members, name = self._roster.members, self._roster.name
+        members, name = self._sites.by_client, self._sites.name
         sites = []
         for client in (assignment.client for assignment in assignments):
             answer = told.get(client, {})
@@ -224,7 +340,7 @@ class Rounds:
                 "pid": _number(answer.get("pid")),
                 "bytes": dict(wire.get(client, {"down": 0, "up": 0})),
                 "problem": problems.get(client),
-                "memory": plain(answer["memory"]) if "memory" in answer else None,
+                "memory": one_line(answer["memory"]) if "memory" in answer else None,
                 "test_of_received_model": tests or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
@@ -233,64 +349,49 @@ class Rounds:
             "connected": [name(client) for client in sorted(members)],
             # Drawing does not look at who is connected, so that it is the simulator's and that of a resumed run.
             "drawn_but_away": [name(a.client) for a in assignments if a.client not in members],
-            "refused": sorted(self._roster.refused.values()),
+            "refused": sorted(self._sites.refused.values()),
         }
 
 
-def _as_resumed(options: RunOptions) -> RunOptions:
-    """What was settled when the run began stays so when it goes on."""
-    present = runs.read_config(options.folder) if options.resume else None
-    if present is None:
-        return options
-    tree = options.experiment.model_dump()
-    if options.experiment.unlabelled_batch == "auto":
-        tree["unlabelled_batch"] = present.unlabelled_batch
-    if options.description is None and not options.clients_given:
-        tree["partition"]["clients"] = present.partition.clients
-        tree["clients_per_round"] = min(tree["clients_per_round"], present.partition.clients)
-    return replace(options, experiment=config.build(tree))
-
-
-def _about_images(options: RunOptions) -> Dataset:
+def _dataset(options: RunOptions) -> Dataset:
     """What images look like and what classes there are, with the images that the server tests on."""
     if options.description is None:
-        return data.load(options.experiment.dataset, site.data_folder(options.data_dir))
+        return data.load(options.experiment.dataset, site_data.data_folder(options.data_dir))
     if options.tests is None:
         return site_data.without_images(options.description)
-    tests = options.tests
-    dataset, unreadable = site_data.load_tests(tests.folder, options.description, depth=tests.depth)
+    dataset, unreadable = site_data.load_tests(options.tests, options.description)
     for file in unreadable:
-        say(f"left out: {tests.folder / file.file}: {file.reason}")
+        log(f"left out: {options.tests.path / file.file}: {file.reason}")
     return dataset
 
 
-def _gather(grid: Grid, options: RunOptions) -> Roster:
+def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     sites, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
     experiment = options.experiment.to_yaml()
-    roster = Roster(grid, sites, fingerprint, experiment, options.timeout_seconds, say)
+    found = ConnectedSites(grid, sites, fingerprint, experiment, options.timeout_seconds)
     if description is None:
-        roster.wait_for_simulation(options.wait_seconds)
+        found.wait_for_simulation(options.wait_seconds)
     else:
-        roster.wait(options.minimum_sites or len(sites), options.wait_seconds)
-    return roster
+        found.wait(options.minimum_sites or len(sites), options.wait_seconds)
+    return found
 
 
-def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mapping[int, Holding]) -> Server:
+def _start(options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier: Mapping[int, Holding]) -> Server:
     """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
     if description is None:
-        clients = max(member.clients for member in roster.members.values())
+        clients = max(site.clients for site in sites.by_client.values())
         if options.clients_given and experiment.partition.clients != clients:
             raise ConfigError(
                 f"partition.clients is {experiment.partition.clients}, but Flower simulates {clients} nodes: "
                 "leave the setting away, or simulate as many"
             )
-        experiment = site.with_clients(experiment, clients)
-        identity = site.share_identity(experiment)
+        experiment = site_data.with_clients(experiment, clients)
+        identity = site_data.share_identity(experiment)
     else:
         clients, identity = len(description.sites), description.fingerprint()
-    known = {**earlier, **{client: member.holding for client, member in roster.members.items()}}
+    known = {**earlier, **{client: site.holding for client, site in sites.by_client.items()}}
     holdings = [known.get(client, Holding(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
     heard = [holding for holding in holdings if holding.total] if description is not None else holdings
@@ -314,20 +415,6 @@ def _settle_batch(experiment: Experiment, holdings: list[Holding]) -> Experiment
             f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
         )
     return config.build(experiment.model_dump() | {"unlabelled_batch": settled})
-
-
-def _introduced(roster: Roster) -> list[dict[str, Any]]:
-    return [
-        {
-            "site": member.site,
-            "client": client,
-            "node": str(member.node),
-            "labelled": member.holding.labelled,
-            "unlabelled": member.holding.unlabelled,
-            "unreadable": member.unreadable,
-        }
-        for client, member in sorted(roster.members.items())
-    ]
 
 
 def _remembered(server: Server) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The guard at a site: feddure's own app, and no other code."""
+"""The allowlist at a site: feddure's own app, and no other code."""
 
 import io
 import os
@@ -13,8 +13,8 @@ from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 from flwr.supernode.runtime import run_clientapp
 
 from feddure.errors import RunError
-from feddure.flower.deploy import allowlist as guard
-from feddure.flower.deploy.allowlist import ForeignCode, expect_own_app
+from feddure.flower.deploy import allowlist
+from feddure.flower.deploy.allowlist import ForeignCode, check_app
 from feddure.flower.deploy.layout import ServerFolder
 
 
@@ -35,17 +35,17 @@ def naming(component: str, publisher: str = "feddure", name: str = "feddure-fede
 
 
 def test_the_app_that_init_writes_passes(made: ServerFolder) -> None:
-    expect_own_app(build_fab_from_disk(made.app))
+    check_app(build_fab_from_disk(made.app))
 
 
 def test_an_app_that_brings_code_is_refused_even_under_feddures_name() -> None:
     with pytest.raises(ForeignCode, match="brings files along"):
-        expect_own_app(packed(pyproject_toml=naming(guard.CLIENT_APP), feddure____init__="import os"))
+        check_app(packed(pyproject_toml=naming(allowlist.CLIENT_APP), feddure____init__="import os"))
 
 
 def test_an_app_that_names_other_code_is_refused() -> None:
     with pytest.raises(ForeignCode, match="names 'os:system'"):
-        expect_own_app(packed(pyproject_toml=naming("os:system")))
+        check_app(packed(pyproject_toml=naming("os:system")))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_an_app_that_names_other_code_is_refused() -> None:
 )
 def test_an_app_that_cannot_be_read_is_refused(content: bytes) -> None:
     with pytest.raises(ForeignCode, match="cannot be read"):
-        expect_own_app(content)
+        check_app(content)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_an_app_that_cannot_be_read_is_refused(content: bytes) -> None:
 )
 def test_an_app_of_another_name_or_with_a_path_for_a_version_is_refused(other: dict[str, str]) -> None:
     with pytest.raises(ForeignCode, match=r"the run's app (is|has the version)"):
-        expect_own_app(packed(pyproject_toml=naming(guard.CLIENT_APP, **other)))
+        check_app(packed(pyproject_toml=naming(allowlist.CLIENT_APP, **other)))
 
 
 def test_an_app_that_unpacks_to_much_is_refused() -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("pyproject.toml", naming(guard.CLIENT_APP))
+        archive.writestr("pyproject.toml", naming(allowlist.CLIENT_APP))
         archive.writestr(".info/CONTENT", b"0" * 5_000_000)
     with pytest.raises(ForeignCode, match="5,000,000 bytes"):
-        expect_own_app(content.getvalue())
+        check_app(content.getvalue())
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -85,25 +85,25 @@ def test_an_app_that_holds_a_file_twice_is_refused() -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("pyproject.toml", naming("os:system"))
-        archive.writestr("pyproject.toml", naming(guard.CLIENT_APP))
+        archive.writestr("pyproject.toml", naming(allowlist.CLIENT_APP))
     with pytest.raises(ForeignCode, match="brings files along"):
-        expect_own_app(content.getvalue())
+        check_app(content.getvalue())
 
 
-def test_flower_installs_apps_where_the_guard_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_installs_apps_where_the_allowlist_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[bytes] = []
     monkeypatch.setattr(run_clientapp, "install_from_fab", lambda content, **_: installed.append(content))
     monkeypatch.setattr("flwr.supernode.cli.flwr_clientapp", lambda: None)
-    guard.main()
-    own = packed(pyproject_toml=naming(guard.CLIENT_APP))
+    allowlist.main()
+    own = packed(pyproject_toml=naming(allowlist.CLIENT_APP))
     run_clientapp.install_from_fab(own, skip_prompt=True)
     with pytest.raises(ForeignCode):
         run_clientapp.install_from_fab(packed(pyproject_toml=naming("os:system")), skip_prompt=True)
     assert installed == [own]
 
 
-def test_a_supernode_finds_the_guard_in_place_of_flowers_programs(tmp_path: Path) -> None:
-    programs = guard.write_programs(tmp_path / "programs")
+def test_a_supernode_finds_the_allowlist_in_place_of_flowers_programs(tmp_path: Path) -> None:
+    programs = allowlist.write_wrappers(tmp_path / "programs")
     there = {path.name for path in Path(sys.executable).parent.glob("flwr-*")}
     assert {path.name for path in programs.iterdir()} >= there
     assert "flwr-clientapp" in there
@@ -119,7 +119,7 @@ def test_programs_that_flower_starts_are_replaced_wherever_python_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python3"))
-    programs = guard.write_programs(tmp_path / "programs")
+    programs = allowlist.write_wrappers(tmp_path / "programs")
     assert {path.name for path in programs.iterdir()} == set(TASK_TYPE_TO_COMMAND.values())
 
 
@@ -127,8 +127,8 @@ def test_a_flower_that_does_not_name_its_programs_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("flwr.supercore.constant.TASK_TYPE_TO_COMMAND")
-    with pytest.raises(RunError, match="cannot be guarded"):
-        guard.write_programs(tmp_path / "programs")
+    with pytest.raises(RunError, match="cannot be protected"):
+        allowlist.write_wrappers(tmp_path / "programs")
 
 
 def test_a_place_that_programs_cannot_be_started_from_is_refused(
@@ -136,32 +136,32 @@ def test_a_place_that_programs_cannot_be_started_from_is_refused(
 ) -> None:
     monkeypatch.setattr(Path, "chmod", lambda *_: None)  # as on a mount that keeps no modes
     with pytest.raises(RunError, match=r"noexec\?\); unpack the bundle elsewhere"):
-        guard.write_programs(tmp_path / "programs")
+        allowlist.write_wrappers(tmp_path / "programs")
 
 
-def test_a_search_path_that_leads_around_the_guard_is_refused(tmp_path: Path) -> None:
-    programs = guard.write_programs(tmp_path / "programs")
+def test_a_search_path_that_leads_around_the_allowlist_is_refused(tmp_path: Path) -> None:
+    programs = allowlist.write_wrappers(tmp_path / "programs")
     flowers = str(Path(sys.executable).parent)
-    guard.expect_first(programs, os.pathsep.join([str(programs), flowers]))
-    with pytest.raises(RunError, match="the guard is not what would be started"):
-        guard.expect_first(programs, os.pathsep.join([flowers, str(programs)]))
-    (programs / guard.CLIENT_PROGRAM).chmod(0o644)
-    with pytest.raises(RunError, match=r"flwr-clientapp: the guard is not what would be started"):
-        guard.expect_first(programs, os.pathsep.join([str(programs), flowers]))
+    allowlist.check_path(programs, os.pathsep.join([str(programs), flowers]))
+    with pytest.raises(RunError, match="feddure's own is not what would be started"):
+        allowlist.check_path(programs, os.pathsep.join([flowers, str(programs)]))
+    (programs / allowlist.CLIENT_PROGRAM).chmod(0o644)
+    with pytest.raises(RunError, match=r"flwr-clientapp: feddure's own is not what would be started"):
+        allowlist.check_path(programs, os.pathsep.join([str(programs), flowers]))
 
 
-def test_modules_of_the_current_folder_do_not_get_into_the_guard(tmp_path: Path) -> None:
-    programs = guard.write_programs(tmp_path / "programs")
+def test_modules_of_the_current_folder_do_not_get_into_the_allowlist(tmp_path: Path) -> None:
+    programs = allowlist.write_wrappers(tmp_path / "programs")
     here = tmp_path / "here"
     here.mkdir()
     (here / "flwr.py").write_text("raise SystemExit('a module of the current folder')")
-    command = [programs / guard.CLIENT_PROGRAM, "--help"]
+    command = [programs / allowlist.CLIENT_PROGRAM, "--help"]
     asked = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert "Run a Flower ClientApp" in asked.stdout, asked.stderr
 
 
 def test_a_refused_app_is_told_at_the_site(capsys: pytest.CaptureFixture[str]) -> None:
-    install = guard._guarded(lambda *_: pytest.fail("it was installed"))
+    install = allowlist._checked(lambda *_: pytest.fail("it was installed"))
     with pytest.raises(ForeignCode):
         install(packed(pyproject_toml=naming("os:system")))
     assert capsys.readouterr().out.startswith("feddure: problem: refused: the run's app names 'os:system'")

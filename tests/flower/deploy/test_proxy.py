@@ -13,12 +13,10 @@ import pytest
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from feddure.errors import RunError
-from feddure.flower.deploy import certificates
-from feddure.flower.deploy import proxy as gate
-from feddure.flower.deploy import timeouts as patience
+from feddure.flower.deploy import certificates, proxy
 from feddure.flower.deploy.layout import ServerFolder
 from feddure.flower.deploy.processes import free_port
-from feddure.flower.deploy.proxy import Gate, RunningGate, Visit, visitor
+from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request, site_of
 
 
 class SuperLink:
@@ -50,12 +48,12 @@ class Opened:
 
     def __init__(self, made: ServerFolder, keys: set[bytes] | None = None, connections: int = 100) -> None:
         self.superlink = SuperLink()
-        self.visits: list[Visit] = []
+        self.visits: list[Request] = []
         self.inside, self.port = free_port(), free_port()
         self.authority = made.authority
-        self.behind = RunningGate(self.superlink, "127.0.0.1", self.inside, made.certificate, made.key)  # type: ignore[arg-type]
-        leading = Gate(f"127.0.0.1:{self.inside}", made.authority, self.visits.append, keys)
-        self.gate = RunningGate(leading, "127.0.0.1", self.port, made.certificate, made.key, connections)
+        self.behind = ProxyServer(self.superlink, "127.0.0.1", self.inside, made.certificate, made.key)  # type: ignore[arg-type]
+        leading = FleetProxy(f"127.0.0.1:{self.inside}", made.authority, self.visits.append, keys)
+        self.gate = ProxyServer(leading, "127.0.0.1", self.port, made.certificate, made.key, connections)
 
     def ask(
         self, method: str, path: str, content: bytes = b"", headers: dict[str, str] | None = None
@@ -93,7 +91,7 @@ def test_a_fleet_request_passes_whole_both_ways(opened: Opened) -> None:
     ((method, path, body, headers),) = opened.superlink.requests
     assert (method, path, body) == ("POST", "/v1/fleet/push-object", content)
     assert headers["flwr-public-key"] == key
-    assert opened.visits == [Visit("push-object", key.encode(), "127.0.0.1", 200)]
+    assert opened.visits == [Request("push-object", key.encode(), "127.0.0.1", 200)]
 
 
 @pytest.mark.parametrize(
@@ -148,17 +146,17 @@ def test_the_gate_asks_for_tls(opened: Opened) -> None:
 def test_a_gate_that_cannot_listen_says_where(made: ServerFolder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        late = RunningGate(Gate("127.0.0.1:1", made.authority), "127.0.0.1", port)
-        with pytest.raises(RunError, match=f"port {port}: the gate"):
+        late = ProxyServer(FleetProxy("127.0.0.1:1", made.authority), "127.0.0.1", port)
+        with pytest.raises(RunError, match=f"port {port}: the proxy"):
             late.__enter__()
 
 
 def test_a_visitor_is_known_by_its_key() -> None:
     sites = {b"pem of north": "north"}
-    assert visitor(Visit("a", base64.b64encode(b"pem of north"), "h", 200), sites) == "north"
-    assert visitor(Visit("a", base64.b64encode(b"pem of west"), "h", 200), sites) is None
-    assert visitor(Visit("a", b"%%%", "h", 200), sites) is None
-    assert visitor(Visit("a", None, "h", 200), sites) is None
+    assert site_of(Request("a", base64.b64encode(b"pem of north"), "h", 200), sites) == "north"
+    assert site_of(Request("a", base64.b64encode(b"pem of west"), "h", 200), sites) is None
+    assert site_of(Request("a", b"%%%", "h", 200), sites) is None
+    assert site_of(Request("a", None, "h", 200), sites) is None
 
 
 HEAD = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\n"
@@ -188,13 +186,13 @@ def test_a_body_with_two_lengths_is_refused(opened: Opened) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_BODY_BYTES", 100_000)
+    monkeypatch.setattr(proxy, "_BODY_BYTES", 100_000)
     assert opened.ask("POST", "/v1/fleet/push-object", b"a" * 100_000).status_code == 200
     assert opened.ask("POST", "/v1/fleet/push-object", b"a" * 100_001).status_code == 413
 
 
 def test_a_body_that_does_not_come_is_given_up(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_BODY_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(proxy, "_BODY_PAUSE_SECONDS", 0.2)
     with opened.connect() as slow:
         slow.sendall(HEAD + b"Content-Length: 10\r\n\r\nabc")
         assert slow.recv(1000).startswith(b"HTTP/1.1 408")
@@ -202,14 +200,14 @@ def test_a_body_that_does_not_come_is_given_up(opened: Opened, monkeypatch: pyte
 
 @pytest.mark.parametrize("begin", [b"", HEAD])
 def test_who_asks_for_nothing_is_let_go(opened: Opened, begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 0.3)
+    monkeypatch.setattr(proxy, "_HEAD_SECONDS", 0.3)
     with opened.connect() as silent:
         silent.sendall(begin)
         assert is_let_go(silent)
 
 
 def test_who_begins_a_second_request_and_stops_is_let_go(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 0.3)
+    monkeypatch.setattr(proxy, "_HEAD_SECONDS", 0.3)
     with opened.connect() as silent:
         silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert silent.recv(1000).startswith(b"HTTP/1.1 403")
@@ -218,7 +216,7 @@ def test_who_begins_a_second_request_and_stops_is_let_go(opened: Opened, monkeyp
 
 
 def test_a_slow_superlink_is_waited_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 0.2)
+    monkeypatch.setattr(proxy, "_HEAD_SECONDS", 0.2)
     opened.superlink.seconds = 0.6
     assert opened.ask("POST", "/v1/fleet/pull-messages").status_code == 200
 

@@ -72,7 +72,7 @@ def test_sites_and_server_agree(made: ServerFolder, agreed: Description) -> None
         assert layout.read_connection(bundle) == layout.Connection(site, "127.0.0.1", 9092, True)
         assert bundle.authority.read_bytes() == made.authority.read_bytes()
         known = certificates.read_public_key(made.public_key(site))
-        assert certificates.same_key(certificates.read_private_key(bundle.key).public_key(), known)
+        assert certificates.read_private_key(bundle.key).public_key() == known
     assert (made.app / "pyproject.toml").exists()
 
 
@@ -91,7 +91,7 @@ def test_a_site_may_keep_its_private_key(tmp_path: Path, agreed: Description) ->
     (tmp_path / "north.pub").write_bytes(line + b" someone@somewhere\n")
     made = initialise(tmp_path / "fed", agreed, {"north": tmp_path / "north.pub"})
     assert not made.bundle("north").key.exists()
-    assert certificates.same_key(certificates.read_public_key(made.public_key("north")), key.public_key())
+    assert certificates.read_public_key(made.public_key("north")) == key.public_key()
     assert "made its own key" in made.bundle("north").readme.read_text()
     assert made.bundle("south").key.exists()
 
@@ -117,7 +117,7 @@ def test_nothing_is_left_of_an_init_that_fails(
     def fail(*_: object) -> None:
         raise ConfigError("no app today")
 
-    monkeypatch.setattr("feddure.flower.app.app_folder.write_app", fail)
+    monkeypatch.setattr("feddure.flower.app.run_config.write_app", fail)
     with pytest.raises(ConfigError, match="no app today"):
         initialise(tmp_path / "fed", agreed)
     assert list(tmp_path.iterdir()) == []
@@ -161,7 +161,7 @@ def test_renew_replaces_the_servers_certificate_under_the_same_authority(own: Se
     assert after.serial_number != before.serial_number
     assert certificates.validity(after) == validity
     after.verify_directly_issued_by(certificates.read_certificate(own.authority))
-    assert certificates.same_key(certificates.read_private_key(own.key).public_key(), after.public_key())  # type: ignore[arg-type]
+    assert certificates.read_private_key(own.key).public_key() == after.public_key()
     assert own.authority.read_bytes() == authority
     assert own.key.stat().st_mode & 0o777 == 0o600
 
