@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import folders
 import tiny
 from feddure import config, data
 from feddure.cli.compare import compare
@@ -66,7 +67,7 @@ def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
         assert text in " ".join(found.split()), text
     assert "report  out/report.html" in found
     assert methods_in(tmp_path / "out" / "comparison.csv") == [("fedavg", "0 1"), ("fedavg-matched", "0 1")]
-    inside = {entry.name for entry in (tmp_path / "out").iterdir()}
+    inside = folders.visible(tmp_path / "out")
     files = {"comparison.yaml", "comparison.csv", "paired.csv", "report.html"}
     assert inside == {f"{method}-seed{seed}" for method in ("fedavg", "fedavg-matched") for seed in (0, 1)} | files
 

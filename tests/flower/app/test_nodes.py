@@ -6,7 +6,7 @@ import federated
 from feddure.errors import RunError
 from feddure.flower.app import nodes as connected
 from feddure.flower.app.nodes import ConnectedSites
-from feddure.simulation.server import Holding
+from feddure.simulation.server import ImageCounts
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_node_that_was_started_again_is_asked_again(root):
     nodes.started[12] = "again"
     found.update()
     assert asked(nodes) == [11, 12, 13, 12]
-    assert found.by_client[1].holding == Holding(26, 20)
+    assert found.by_client[1].counts == ImageCounts(26, 20)
 
 
 def test_a_node_that_is_gone_is_no_longer_connected(root, capsys):

@@ -36,7 +36,7 @@ from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
 from feddure.simulation.lanes import Result
 from feddure.simulation.lanes import Task as LaneTask
-from feddure.simulation.server import make_order
+from feddure.simulation.server import plan_batches
 
 
 class Memory(Protocol):
@@ -155,8 +155,8 @@ class Worker:
     def work(self, site: Site, task: Task, received: State, memory: State) -> Result:
         """The client's local training, exactly as the simulator's lanes do it."""
         assignment = task.assignment
-        order = make_order(self.experiment, self.method, assignment, site.data.labelled, site.data.unlabelled)
-        (batches,) = self.engine.feed(site.data.dataset).batches([order], assignment.seed, assignment.round)
+        plan = plan_batches(self.experiment, self.method, assignment, site.data.labelled, site.data.unlabelled)
+        (batches,) = self.engine.images(site.data.dataset).batches([plan], assignment.seed, assignment.round)
         key = (assignment.seed, assignment.round, assignment.client)
         program = self.engine.program(self.experiment, site.data.dataset)
         return self.engine.run(
@@ -176,8 +176,8 @@ class Worker:
         if not {"theta", "statistics"} <= received.keys():
             return {}
         network = self.engine.program(self.experiment, site.data.dataset).network
-        feed, classes = self.engine.feed(site.data.dataset), len(site.data.dataset.classes)
-        found = evaluate(network, received["theta"], received["statistics"], feed, classes)
+        test_images, classes = self.engine.images(site.data.dataset), len(site.data.dataset.classes)
+        found = evaluate(network, received["theta"], received["statistics"], test_images, classes)
         images = len(site.data.dataset.test_images)
         return {"test.accuracy": found["accuracy"], "test.loss": found["loss"], "test.images": images}
 

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from feddure.errors import RunError
 from feddure.flower.app.messages import ANSWER, QUERY, TASK
 from feddure.flower.app.sanitize import log, one_line
-from feddure.simulation.server import Holding
+from feddure.simulation.server import ImageCounts
 from feddure.version import VERSION
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -107,7 +107,7 @@ class ConnectedSite:
     name: str
     node: int
     clients: int
-    holding: Holding
+    counts: ImageCounts
     unreadable: int
 
 
@@ -190,8 +190,8 @@ class ConnectedSites:
                 "site": site.name,
                 "client": client,
                 "node": str(site.node),
-                "labelled": site.holding.labelled,
-                "unlabelled": site.holding.unlabelled,
+                "labelled": site.counts.labelled,
+                "unlabelled": site.counts.unlabelled,
                 "unreadable": site.unreadable,
             }
             for client, site in sorted(self.by_client.items())
@@ -218,14 +218,14 @@ class ConnectedSites:
             return
         self.refused.pop(node, None)
         self._refused_at.pop(node, None)
-        holding = Holding(answer["labelled"], answer["unlabelled"])
+        counts = ImageCounts(answer["labelled"], answer["unlabelled"])
         client = answer["client"]
-        site = ConnectedSite(self.name(client), node, answer["clients"], holding, answer["unreadable"])
+        site = ConnectedSite(self.name(client), node, answer["clients"], counts, answer["unreadable"])
         self.by_client[client] = site
         unreadable = f", {site.unreadable} unreadable files left out" if site.unreadable else ""
         log(
-            f"site '{site.name}' is connected (node {node}): {holding.labelled} labelled and "
-            f"{holding.unlabelled} unlabelled images{unreadable}"
+            f"site '{site.name}' is connected (node {node}): {counts.labelled} labelled and "
+            f"{counts.unlabelled} unlabelled images{unreadable}"
         )
         if answer.get("version") != VERSION:
             version = one_line(answer.get("version"), _NAME)

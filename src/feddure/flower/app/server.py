@@ -1,15 +1,15 @@
 """Flower's ServerApp: the server of a federation whose sites keep their images.
 
-It does what the simulator's server does, by the same class, and sends one message per site and round. A site that
-fails, answers too late or sends something unusable is left out of the round and named in its record.
+It does what the simulator's server does, by the same class, sends one message per site and round, and leaves an
+ordinary run folder. A site that fails, answers too late or sends something unusable is left out of the round and named
+in its record.
 """
 
-import fcntl
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,15 @@ from feddure.methods.base import State
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint, runs
 from feddure.simulation.engine import Engine
-from feddure.simulation.server import Answer, Assignment, Holding, Server, resolve_unlabelled_batch
+from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, resolve_unlabelled_batch
 from feddure.tracking import records
 from feddure.tracking.tensorboard import TensorBoard
 
 app = ServerApp()
 
-_LOCK_FILE = ".lock"
 _MOST_UNLABELLED = 4096  # in a step, where nobody said how many
 _MOST_EMPTY_ROUNDS = 5
-_LARGEST = 1e30  # that a site may tell; sums of such numbers stay finite
+_LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
 
@@ -60,194 +59,110 @@ def main(grid: Grid, context: Context) -> None:
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
     options = run_config.as_resumed(options)
+    folder = options.folder
     protection = Protection(options.clipping_norm, options.dp_epsilon, options.dp_delta)
-    folder = RunFolder(options.folder, options.experiment, options.resume)
+    runs.expect_unlocked(folder)
+    runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
     sites = _gather(grid, options)
-    server = _start(options, dataset, sites, folder.holdings)
+    server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
-    with folder.locked():
-        names = options.description.sites if options.description is not None else ()
-        folder.open(server, sites.describe(), names)
-        log(f"run folder: {options.folder.resolve()}")
+    with runs.lock(folder):
+        # A server that worked here while this one waited for sites may have left a run.
+        runs.check_folder(options.experiment, folder, options.resume)
+        checkpoint.read(server, folder)
+        _write_start(server, folder)
+        log(f"run folder: {folder.resolve()}")
         if relays_uploads(server.experiment.method):
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
             log(f"going on after round {server.round}")
-        rounds = Rounds(grid, options, server, sites, folder)
-        try:
+        with ExitStack() as closing:
+            rounds = Rounds(grid, options, server, sites, closing)
             while server.round < server.experiment.rounds:
-                rounds.play()
-        finally:
-            folder.close()
-        log(f"report: {folder.finish(server)}")
+                rounds.run_next()
+        write_whole(folder / runs.MODEL_FILE, runs.pack_model(server), RunError)
+        log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
 
 
-class RunFolder:
-    """A run's folder, opened for writing."""
+class FederationFile:
+    """federation.json of a run: its own name, and what sites said of themselves, also those that are away now."""
 
-    def __init__(self, folder: Path, experiment: Experiment, resume: bool):
-        self.folder = folder
-        self._check = lambda: runs.check_folder(experiment, folder, resume)
-        self._check()
-        self.run_name = secrets.token_hex(8)
-        self._classes: list[str] = []
-        self._names: list[str] = []
-        self._written: dict[str, Any] = {}
-        self._sites: dict[int, dict[str, Any]] = {}
-        self._read_about()
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """While this holds, no other server writes to the folder."""
+    def __init__(self, folder: Path):
+        self._path = folder / records.FEDERATION
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / _LOCK_FILE).open("w")
-        except OSError as problem:
-            raise RunError(f"{self.folder}: the run's folder cannot be made ({problem.strerror})") from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(
-                    f"{self.folder}: another server is writing this run; wait for its end, or choose another run-folder"
-                ) from None
-            self._check()  # a server that held the lock while this one waited for sites may have left a run
-            yield
+            self._written = json.loads(self._path.read_bytes()) if self._path.exists() else {}
+            self.run_name = self._written.get("run") or secrets.token_hex(8)
+            self._sites = {site["client"]: site for site in self._written.get("sites", [])}
+            self.image_counts = {  # of every client that ever took part in the run
+                client: ImageCounts(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise RunError(f"{self._path}: cannot be read ({problem}); restore it from a copy") from None
 
-    def open(self, server: Server, sites: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> None:
-        """Write what a run starts with; brings the server to the folder's checkpoint, if there is one.
-
-        `names` are those of all sites of the federation, `sites` what the present ones said of themselves.
-        """
-        self._read_about()
-        checkpoint.read(server, self.folder)
-        self._classes = classes = list(server.dataset.classes)
-        self._names = list(names)
-        self.write_sites(sites)
-        about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
-        self._write_json(records.PARTITION, {"classes": classes})
-        self._write_json(records.ENVIRONMENT, environment.describe() | about)
-        write_whole(self.folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
-        self._metrics = records.Writer(self.folder / records.METRICS)
-        self._timing = records.Writer(self.folder / records.TIMING)
-        self._metrics.keep(server.round)
-        self._timing.keep(server.round)
-        self._board = TensorBoard(self.folder, server, server.dataset.classes)
-
-    def write_sites(self, sites: Sequence[dict[str, Any]]) -> None:
-        """Remember what sites said of themselves, beside what those said that are away now."""
+    def write(self, classes: Sequence[str], names: Sequence[str], sites: Sequence[dict[str, Any]]) -> None:
+        """Remember what the present sites said; `names` are those of all sites of the federation."""
         self._sites |= {site["client"]: site for site in sites}
         known = [self._sites[client] for client in sorted(self._sites)]
-        content = {"run": self.run_name, "classes": self._classes, "names": self._names, "sites": known}
+        content = {"run": self.run_name, "classes": list(classes), "names": list(names), "sites": known}
         if content != self._written:
-            self._write_json(records.FEDERATION, content)
+            _write_json(self._path, content)
             self._written = content
-
-    def write_round(self, server: Server, record: dict[str, Any], timing: dict[str, Any]) -> None:
-        """A round's record and how long it took."""
-        self._metrics.write(record)
-        self._timing.write(timing)
-        self._board.round_done(server, record, timing["seconds"])
-
-    def write_checkpoint(self, server: Server) -> None:
-        """Replace the checkpoint by the server's state."""
-        checkpoint.write(server, self.folder)
-
-    def finish(self, server: Server) -> Path:
-        """The model and the report, after the last round."""
-        self.close()
-        write_whole(self.folder / runs.MODEL_FILE, runs.pack_model(server), RunError)
-        report = self.folder / runs.REPORT_FILE
-        write_report([self.folder], report)
-        return report
-
-    def close(self) -> None:
-        """No further round comes."""
-        for writer in (self._metrics, self._timing, self._board):
-            writer.close()
-
-    def _read_about(self) -> None:
-        path = self.folder / records.FEDERATION
-        self._written = about = _read(path)
-        self.run_name = about.get("run") or self.run_name
-        try:
-            self._sites = {site["client"]: site for site in about.get("sites", [])}
-            self.holdings = {  # of every client that ever took part in the run
-                client: Holding(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
-            }
-        except (KeyError, TypeError) as problem:
-            raise RunError(f"{path}: a site lacks {problem}; restore it from a copy") from None
-
-    def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        write_whole(self.folder / name, (json.dumps(content, indent=1) + "\n").encode(), RunError)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as problem:
-        raise RunError(f"{path}: cannot be read ({problem}); restore it from a copy") from None
-    return found
 
 
 class Rounds:
     """The rounds of a run, one after the other."""
 
-    def __init__(self, grid: Grid, options: RunOptions, server: Server, sites: ConnectedSites, folder: RunFolder):
+    def __init__(self, grid: Grid, options: RunOptions, server: Server, sites: ConnectedSites, closing: ExitStack):
         self._pending = PendingMessages(grid)
         self._options = options
         self._server = server
         self._sites = sites
-        self._folder = folder
+        self._file = FederationFile(options.folder)
+        self._recorder = records.Recorder(options.folder, server.round)
+        self._board = TensorBoard(options.folder, server.dataset.classes)
+        closing.callback(self._recorder.close)
+        closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
         self._experiment = server.experiment.to_yaml()
         self._checkpointed = _remembered(server)
-        self._left_out: dict[int, str] = {}  # client → what it has not been told yet
+        self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
 
-    def play(self) -> None:
+    def run_next(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
         began = time.perf_counter()
         server, sites = self._server, self._sites
         sites.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
         for client, site in sites.by_client.items():
-            server.holdings[client] = site.holding
-        self._folder.write_sites(sites.describe())
+            server.image_counts[client] = site.counts
+        names = self._options.description.sites if self._options.description is not None else ()
+        self._file.write(server.dataset.classes, names, sites.describe())
         assignments = server.assignments()
-        answers, told, wire = self._ask(assignments)
-        record, problems = server.conclude(answers)
+        answers, reports, traffic = self._ask(assignments)
+        record, problems = server.finish_round(answers)
         for client, problem in problems.items():
             log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
+        used = [answer for answer in answers if answer.client not in problems]
         if server.method.memory:
-            for answer in answers:
-                if answer.client not in problems:
-                    server.memories[answer.client] = {"round": torch.tensor(server.round)}
-        told_by = [(a.steps, told[a.client]) for a in answers if a.client not in problems]
-        record["train"] = _combine(told_by, messages.accepts_mean(server.method))
-        record["federation"] = self._describe(assignments, told, wire, problems)
+            server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
+        means = [(answer.steps, reports[answer.client]) for answer in used]
+        record["train"] = _combine(means, messages.accepts_mean(server.method))
+        record["federation"] = self._describe(assignments, reports, traffic, problems)
         if server.due() and len(server.dataset.test_images):
             record |= server.test()
         seconds = time.perf_counter() - began
-        timing = {
-            "round": server.round,
-            "seconds": seconds,
-            "clients": len(answers),
-            "steps": sum(answer.steps for answer in answers),
-            "shared_by": 1,
-            "sites": {sites.name(client): _number(answer.get("seconds")) for client, answer in told.items()},
-        }
-        self._folder.write_round(server, record, timing)
+        at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
+        self._recorder.write(record, seconds, sites=at_sites)
+        self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
-            self._folder.write_checkpoint(server)
+            checkpoint.write(server, self._options.folder)
             self._checkpointed = _remembered(server)
-        log(_line(record, seconds, server.experiment.rounds))
-        self._expect_updates(len(answers) - len(problems), problems)
+        log(_summary(record, seconds, server.experiment.rounds))
+        self._expect_updates(len(used), problems)
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
@@ -263,19 +178,19 @@ class Rounds:
     def _ask(
         self, assignments: list[Assignment]
     ) -> tuple[list[Answer], dict[int, dict[str, Any]], dict[int, dict[str, int]]]:
-        """Answers in drawing order, what each client told beside its update, and bytes both ways."""
+        """Answers in drawing order, what each client reported beside its update, and bytes both ways."""
         received = {assignment.client: self._server.broadcast(assignment) for assignment in assignments}
-        contents, wire = {}, {}
+        contents, traffic = {}, {}
         for assignment in assignments:
             client = assignment.client
             if client in self._sites.by_client:
                 content = messages.pack_state(received[client])
                 content[TASK] = self._task(assignment).pack()
                 contents[client] = self._sites.by_client[client].node, content
-                wire[client] = {"down": messages.array_bytes(content), "up": 0}
+                traffic[client] = {"down": messages.array_bytes(content), "up": 0}
         failed = self._pending.send(contents, TRAIN, self._options.timeout_seconds)
         replies = self._pending.collect_all()
-        answers, told = [], {}
+        answers, reports = [], {}
         for assignment in assignments:
             client = assignment.client
             upload: State = {}
@@ -285,19 +200,19 @@ class Rounds:
                 problem = "the message could not be sent"
             else:
                 reply = replies.get(client)
-                told[client], upload, problem = self._read(assignment, reply)
+                reports[client], upload, problem = self._read(assignment, reply)
                 if reply is not None and reply.has_content():
-                    wire[client]["up"] = messages.array_bytes(reply.content)
+                    traffic[client]["up"] = messages.array_bytes(reply.content)
             sent = received[client] if client in contents else {}
             answers.append(Answer(client, assignment.steps, sent, upload, problem))
-        return answers, told, wire
+        return answers, reports, traffic
 
     def _task(self, assignment: Assignment) -> Task:
         client, options = assignment.client, self._options
         return Task(
             assignment=assignment,
             experiment=self._experiment,
-            run_name=self._folder.run_name,
+            run_name=self._file.run_name,
             remembered_round=_remembered(self._server).get(client, 0),
             checkpointed_round=self._checkpointed.get(client, 0),
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
@@ -308,47 +223,48 @@ class Rounds:
         )
 
     def _read(self, assignment: Assignment, reply: Message | None) -> tuple[dict[str, Any], State, str]:
-        answer, problem = read_reply(reply)
+        """What a site reported, its upload, and why that cannot be used."""
+        report, problem = read_reply(reply)
         if problem or reply is None:
-            return answer, {}, problem
-        if (answer.get("client"), answer.get("round")) != (assignment.client, assignment.round):
-            return answer, {}, "answered for another client or round"
+            return report, {}, problem
+        if (report.get("client"), report.get("round")) != (assignment.client, assignment.round):
+            return report, {}, "answered for another client or round"
         try:
             upload = messages.unpack_state(reply.content, self._server.program.network.device)
         except Exception as error:  # whatever a site sends as an array must not end the run
-            return answer, {}, f"sent arrays that cannot be read ({type(error).__name__})"
+            return report, {}, f"sent arrays that cannot be read ({type(error).__name__})"
         problem = messages.find_problem(upload, self._shapes)
-        return answer, {} if problem else upload, problem
+        return report, {} if problem else upload, problem
 
     def _describe(
         self,
         assignments: list[Assignment],
-        told: Mapping[int, Mapping[str, Any]],
-        wire: Mapping[int, Mapping[str, int]],
+        reports: Mapping[int, Mapping[str, Any]],
+        traffic: Mapping[int, Mapping[str, int]],
         problems: Mapping[int, str],
     ) -> dict[str, Any]:
         """Who took part, on which node and in which process, and what travelled."""
-        members, name = self._sites.by_client, self._sites.name
+        connected, name = self._sites.by_client, self._sites.name
         sites = []
         for client in (assignment.client for assignment in assignments):
-            answer = told.get(client, {})
-            tests = {key: value for key in _TESTS if (value := _number(answer.get(f"test.{key}"))) is not None}
+            report = reports.get(client, {})
+            tests = {key: value for key in _TESTS if (value := _number(report.get(f"test.{key}"))) is not None}
             found = {
                 "site": name(client),
                 "client": client,
-                "node": str(members[client].node) if client in members else None,
-                "pid": _number(answer.get("pid")),
-                "bytes": dict(wire.get(client, {"down": 0, "up": 0})),
+                "node": str(connected[client].node) if client in connected else None,
+                "pid": _number(report.get("pid")),
+                "bytes": dict(traffic.get(client, {"down": 0, "up": 0})),
                 "problem": problems.get(client),
-                "memory": one_line(answer["memory"]) if "memory" in answer else None,
+                "memory": one_line(report["memory"]) if "memory" in report else None,
                 "test_of_received_model": tests or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
         return {
             "sites": sites,
-            "connected": [name(client) for client in sorted(members)],
+            "connected": [name(client) for client in sorted(connected)],
             # Drawing does not look at who is connected, so that it is the simulator's and that of a resumed run.
-            "drawn_but_away": [name(a.client) for a in assignments if a.client not in members],
+            "drawn_but_away": [name(a.client) for a in assignments if a.client not in connected],
             "refused": sorted(self._sites.refused.values()),
         }
 
@@ -367,17 +283,18 @@ def _dataset(options: RunOptions) -> Dataset:
 
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
-    sites, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    experiment = options.experiment.to_yaml()
-    found = ConnectedSites(grid, sites, fingerprint, experiment, options.timeout_seconds)
+    names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
+    sites = ConnectedSites(grid, names, fingerprint, options.experiment.to_yaml(), options.timeout_seconds)
     if description is None:
-        found.wait_for_simulation(options.wait_seconds)
+        sites.wait_for_simulation(options.wait_seconds)
     else:
-        found.wait(options.minimum_sites or len(sites), options.wait_seconds)
-    return found
+        sites.wait(options.minimum_sites or len(names), options.wait_seconds)
+    return sites
 
 
-def _start(options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier: Mapping[int, Holding]) -> Server:
+def _make_server(
+    options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier: Mapping[int, ImageCounts]
+) -> Server:
     """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
     if description is None:
@@ -391,13 +308,13 @@ def _start(options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier
         identity = site_data.share_identity(experiment)
     else:
         clients, identity = len(description.sites), description.fingerprint()
-    known = {**earlier, **{client: site.holding for client, site in sites.by_client.items()}}
-    holdings = [known.get(client, Holding(0, 0)) for client in range(clients)]
+    known = {**earlier, **{client: site.counts for client, site in sites.by_client.items()}}
+    counts = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
-    heard = [holding for holding in holdings if holding.total] if description is not None else holdings
-    experiment = _settle_batch(experiment, heard or holdings)
-    server = Server(experiment, dataset, holdings, Engine(experiment.engine), identity)
-    unlabelled = sum(holding.unlabelled for holding in holdings)
+    heard = [each for each in counts if each.total] if description is not None else counts
+    experiment = _settle_batch(experiment, heard or counts)
+    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
+    unlabelled = sum(each.unlabelled for each in counts)
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
             f"method '{experiment.method}' learns from the labels of all images, but the sites have {unlabelled} "
@@ -406,9 +323,9 @@ def _start(options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier
     return server
 
 
-def _settle_batch(experiment: Experiment, holdings: list[Holding]) -> Experiment:
+def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
     """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
-    settled = resolve_unlabelled_batch(experiment, holdings)
+    settled = resolve_unlabelled_batch(experiment, counts)
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
             f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
@@ -417,29 +334,40 @@ def _settle_batch(experiment: Experiment, holdings: list[Holding]) -> Experiment
     return config.build(experiment.model_dump() | {"unlabelled_batch": settled})
 
 
+def _write_start(server: Server, folder: Path) -> None:
+    """Write what a run starts with."""
+    about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
+    _write_json(folder / records.PARTITION, {"classes": list(server.dataset.classes)})
+    _write_json(folder / records.ENVIRONMENT, environment.describe() | about)
+    write_whole(folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
+
+
 def _remembered(server: Server) -> dict[int, int]:
     """For each client with a memory, the round whose memory counts."""
     return {client: int(memory["round"]) for client, memory in server.memories.items()}
 
 
-def _combine(told: Sequence[tuple[int, Mapping[str, Any]]], known: Callable[[str], bool]) -> dict[str, float]:
-    """Means over all steps of the round, from those of each client; unknown names are not heard."""
+def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable[[str], bool]) -> dict[str, float]:
+    """Means over all steps of the round, from those of each client; unknown names do not count."""
     found = {}
-    names = dict.fromkeys(key for _, answer in told for key in answer if key.startswith("train.") and known(key[6:]))
+    names = dict.fromkeys(key for _, report in reports for key in report if key[:6] == "train." and accepts(key[6:]))
     for name in list(names)[:_MOST_MEANS]:
-        parts = [(steps, value) for steps, answer in told if (value := _number(answer.get(name))) is not None]
+        parts = [(steps, value) for steps, report in reports if (value := _number(report.get(name))) is not None]
         if parts:
-            total = sum(steps for steps, _ in parts)
-            found[name.partition(".")[2]] = sum(steps * value for steps, value in parts) / total
+            found[name[6:]] = sum(steps * value for steps, value in parts) / sum(steps for steps, _ in parts)
     return found
 
 
 def _number(value: Any) -> int | float | None:
-    """A number that a site told, or None for anything else."""
+    """A number that a site reported, or None for anything else."""
     return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
 
 
-def _line(record: dict[str, Any], seconds: float, rounds: int) -> str:
+def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
     used = len(record["clients"]) - len(record["left_out"])
     parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} drawn sites"]
     if "loss" in record["train"]:

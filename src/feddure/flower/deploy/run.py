@@ -25,7 +25,7 @@ from feddure.flower.deploy.layout import ServerFolder, join_address, read_settin
 from feddure.flower.deploy.processes import Terminated, is_listening
 from feddure.simulation import runs as simulation_runs
 from feddure.simulation.engine import Engine
-from feddure.simulation.server import Holding, Server
+from feddure.simulation.server import ImageCounts, Server
 from feddure.tracking import records
 
 _FLOWERS_LINES = ("INFO ", "Using SuperLink", "Successfully installed")
@@ -259,8 +259,8 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
         return  # the ServerApp looks for modules elsewhere than this process
     # The network is made where it takes no memory of a GPU that the run needs.
     engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
-    holdings = [Holding(1, 1) for _ in description.sites]
-    server = Server(experiment, site_data.without_images(description), holdings, engine, description.fingerprint())
+    counts = [ImageCounts(1, 1) for _ in description.sites]
+    server = Server(experiment, site_data.without_images(description), counts, engine, description.fingerprint())
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
 

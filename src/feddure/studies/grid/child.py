@@ -16,10 +16,9 @@ from feddure import errors
 from feddure.data.dataset import Dataset
 from feddure.errors import FeddureWarning, RunError
 from feddure.studies.grid.failures import DatasetFailed
-from feddure.studies.grid.runner import Bench, GridStopped
+from feddure.studies.grid.runner import Bench, GridStopped, Watched
 from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.tracking import records
-from feddure.tracking.console import Federation as Watched
 
 # What it tells its parent, beside grid_failures.Failure.
 

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from feddure.config import Experiment
 from feddure.studies.grid.cost import reference_seconds
+from feddure.studies.grid.runner import Watched as Federation
 from feddure.studies.grid.store import Cell, Measurement, mean_of
-from feddure.tracking.console import Federation
 from feddure.tracking.records import Record
 
 _PLAIN_SECONDS = 30.0  # between two lines of a log

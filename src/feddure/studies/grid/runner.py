@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,15 +21,15 @@ from feddure.errors import FeddureWarning, RunError
 from feddure.reports import diagnostics_summary
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
+from feddure.simulation.federation import Federation, run
 from feddure.simulation.lanes import Stopped
-from feddure.simulation.rounds import Federation, Observer, prepare, run
 from feddure.simulation.runs import stopping
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid.failures import CellsFailed, Failure, Problem
 from feddure.studies.grid.order import busy, choose, groups, program_of, programs_of
 from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, named
 from feddure.tracking import records
-from feddure.tracking.console import Federation as Watched
+from feddure.tracking.observer import Observer
 from feddure.tracking.summary import evaluations, summarise
 
 CHECKPOINT_SECONDS = 300.0
@@ -39,6 +39,15 @@ _WRITING = 0.05  # the largest share of the time that checkpoints may take; FedM
 
 Load = Callable[[str], Dataset]
 """Gives the data set of a name."""
+
+
+class Watched(Protocol):
+    """A federation in training, here or in another process."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def round(self) -> int: ...
 
 
 class Watcher(Protocol):
@@ -140,9 +149,8 @@ class Bench:
             if self._engine is None or self._engine.options != options:
                 self._engine = Engine(options)
             engine = self._engine
-            alone = self._together is None and engine.device.type != "cuda"  # there is nothing to share on a CPU
-            for part in [[cell] for cell in mine] if alone else [mine]:
-                failures += self._try(part, engine)
+            for cell in mine:
+                failures += self._try([cell], engine)
             if self.usable:
                 engine.release()
         return failures
@@ -206,7 +214,8 @@ def _measure_together(
 ) -> None:
     states = [_State(cell, store, dataset, engine, len(cells), resumable) for cell in cells]
     began = time.perf_counter()
-    prepare([state.federation for state in states], engine)
+    for state in states:
+        state.federation.prepare()
     building = time.perf_counter() - began
     if watcher:
         watcher.group_begins([state.federation for state in states])
@@ -216,9 +225,9 @@ def _measure_together(
         state.clock = clock
     observers: list[Observer] = [*states, *([_Watching(watcher)] if watcher else [])]
     with stopping() as stop:
-        engine.lanes.stop = stop
         try:
-            run([state.federation for state in states], engine, observers)
+            for state in states:
+                run(state.federation, observers, stop)
         except Stopped:
             for state in states:
                 state.checkpoint()
@@ -228,7 +237,6 @@ def _measure_together(
                 raise GridStopped(stop.signal) from None
             raise
         finally:
-            engine.lanes.stop = lambda: False
             with ExitStack() as ending:
                 for state in states:
                     ending.callback(state.close)
@@ -276,12 +284,9 @@ class _State(Observer):
         self._folder = store.unfinished(cell.hash)
         if checkpoint.is_of_other_code(experiment, self._folder):
             (self._folder / checkpoint.FILE).unlink()
-        checkpoint.read(self.federation, self._folder)
+        checkpoint.read(self.federation.server, self._folder)
         with grid_failures.writing(self._folder):
-            self._metrics = records.Writer(self._folder / records.METRICS)
-            self._timing = records.Writer(self._folder / records.TIMING)
-            for writer in (self._metrics, self._timing):
-                writer.keep(self.federation.round)
+            self._recorder = records.Recorder(self._folder, self.federation.round)
         self._due = time.monotonic() + CHECKPOINT_SECONDS
 
     def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
@@ -289,8 +294,7 @@ class _State(Observer):
             return
         last = federation.round == federation.experiment.rounds
         with grid_failures.writing(self._folder):
-            self._metrics.write(record)
-            self._timing.write({"round": record["round"], "seconds": self.clock.take(self, last)})
+            self._recorder.write(record, self.clock.take(self, last))
         if last:
             measurement = self._measurement()
             with grid_failures.writing(self._store.folder):
@@ -304,13 +308,13 @@ class _State(Observer):
             return
         began = time.monotonic()
         with grid_failures.writing(self._folder):
-            checkpoint.write(self.federation, self._folder)
+            checkpoint.write(self.federation.server, self._folder)
         took = (time.monotonic() - began) * self._together
         self._due = time.monotonic() + max(CHECKPOINT_SECONDS, took / _WRITING)
 
     def close(self) -> None:
-        with grid_failures.writing(self._folder), closing(self._metrics), closing(self._timing):
-            pass
+        with grid_failures.writing(self._folder):
+            self._recorder.close()
 
     def _measurement(self) -> Measurement:
         metrics = records.read(self._folder / records.METRICS)
