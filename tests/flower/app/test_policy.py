@@ -22,13 +22,6 @@ def test_declining_helpers_declines_fedmatch_alone(no):
             check_policy({"helpers": no}, asking(method=method))
 
 
-@pytest.mark.parametrize("yes", [True, "true", "True"])
-def test_what_is_allowed_is_allowed(yes):
-    check_policy({"modules": yes, "helpers": yes}, asking(method="fedmatch", model="some.module:Network"))
-    check_policy({}, asking(method="fedmatch"))
-    check_policy({}, "")
-
-
 def test_modules_are_refused_unless_they_are_allowed():
     for changes in ({"method": "a.b:C"}, {"model": "a.b:C"}):
         for node in ({}, {"modules": False}, {"modules": "yes"}):

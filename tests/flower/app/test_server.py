@@ -107,7 +107,7 @@ def test_server_optimiser_average_and_automatic_batches(root):
 
 def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root):
     settings = "model=cnn clients_per_round=2 local_steps=1 unlabelled_batch=4 evaluate_every=2"
-    settings += " partition.labels_per_class=2 engine.device=cpu engine.precision=fp64"
+    settings += " partition.labels_per_class=2 engine.device=cpu engine.precision=fp32"
     given = {"description": "", "dataset": "fashion-mini", "settings": settings}
     nodes = federated.OneProcess({n: {"partition-id": n - 1, "num-partitions": 4} for n in range(1, 5)}, given)
     server = federated.federate(root, nodes, **given)
@@ -124,7 +124,9 @@ class Killed(BaseException):
 
 def test_a_killed_server_goes_on_from_its_last_checkpoint(root, monkeypatch):
     """Rounds are repeated that sites have trained before, with what they remembered then."""
-    settings = ALL + " feddure.f_reg_memory=client checkpoint_every=2 server.ema=0.5 unlabelled_batch=auto"
+    settings = (
+        ALL + " feddure.f_reg_memory=client checkpoint_every=2 server.ema=0.5 unlabelled_batch=auto evaluate_every=5"
+    )
     write = server_app.checkpoint.write
 
     def stop(server, folder):
@@ -258,7 +260,7 @@ def test_answers_that_cannot_be_used_are_left_out_and_named(root, capsys):
         return BAD[message.content.config_records["task"]["round"] - 1][0](message, reply) if trains(message) else reply
 
     nodes.changes[12] = change
-    server = federated.federate(root, nodes, settings=ALL, rounds=len(BAD))
+    server = federated.federate(root, nodes, settings=ALL, rounds=len(BAD), test_folder="")
     for record, (_, reason) in zip(written(root), BAD, strict=True):
         assert record["left_out"] == [1]
         assert problems(record).keys() == {"south"}
@@ -327,9 +329,9 @@ def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(ro
     nodes = federated.grid(root)
     nodes.changes = dict.fromkeys((11, 12, 13), lambda m, r: r if trains(m, 3) else fails(m, r))
     with pytest.raises(RunError, match=r"5 rounds in a row without a usable update \(site '\w+': error 2: last line"):
-        federated.federate(root, nodes, settings=ALL, rounds=9)
+        federated.federate(root, nodes, settings=ALL, rounds=9, test_folder="")
     assert [len(record["left_out"]) for record in written(root)] == [3, 3, 0, 3, 3, 3, 3, 3]
-    assert federated.federate(root, settings=ALL, rounds=9, resume=True).round == 9
+    assert federated.federate(root, settings=ALL, rounds=9, resume=True, test_folder="").round == 9
     assert written(root)[-1]["left_out"] == []
 
 

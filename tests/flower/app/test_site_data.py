@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import federated
-from feddure.data.dataset import UNKNOWN
 from feddure.data.sources import validation
 from feddure.errors import ConfigError, DataError
 from feddure.flower.app import site_data
@@ -34,14 +33,6 @@ def test_images_come_in_the_simulators_order(tmp_path):
             own, theirs = getattr(found, kind), getattr(simulated.partition, kind)[client]
             assert np.array_equal(found.dataset.images[own], simulated.dataset.images[theirs])
             assert np.array_equal(found.dataset.labels[own], simulated.dataset.labels[theirs])
-
-
-def test_counts_name_every_class_of_the_description(folder):
-    shutil.rmtree(folder / "labelled" / "b")
-    found = load(folder).counts()
-    assert list(found) == list(federated.CLASSES)
-    assert found["b"] == 0
-    assert found["a"] == len(list((folder / "labelled" / "a").iterdir()))
 
 
 def test_class_numbers_are_the_descriptions_not_the_alphabets(folder):
@@ -107,11 +98,6 @@ def test_own_test_images_are_no_training_images(folder):
     validation.check(found.dataset, "site")
 
 
-def test_unknown_classes_are_unknown(folder):
-    found = load(folder)
-    assert set(found.dataset.labels[found.unlabelled]) == {UNKNOWN}
-
-
 # --- the cache ---------------------------------------------------------------------------------------------
 def forget_decoding(monkeypatch):
     def fail(*_, **__):
@@ -146,33 +132,11 @@ def test_a_changed_file_is_decoded_again_and_the_old_cache_goes(folder, tmp_path
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_another_description_has_another_cache(folder, tmp_path):
-    load(folder, tmp_path / "cache")
-    larger = federated.DESCRIPTION.model_copy(update={"size": 20})
-    assert site_data.load(ImageFolder(folder), larger, tmp_path / "cache").dataset.shape == (20, 20, 1)
-
-
 def test_a_damaged_cache_is_made_again(folder, tmp_path):
     first = load(folder, tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
     file.write_bytes(file.read_bytes()[:100])
     assert same(load(folder, tmp_path / "cache"), first)
-
-
-def test_two_sites_can_share_a_cache_folder(folder, tmp_path, monkeypatch):
-    south = folder.parent / "south"
-    expected = load(folder), load(south)
-    load(folder, tmp_path / "cache")
-    load(south, tmp_path / "cache")
-    forget_decoding(monkeypatch)
-    assert same(load(folder, tmp_path / "cache"), expected[0])
-    assert same(load(south, tmp_path / "cache"), expected[1])
-
-
-def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/cache: cannot be made"):
-        load(folder, tmp_path / "file" / "cache")
 
 
 # --- the server's test folder ------------------------------------------------------------------------------
@@ -214,18 +178,6 @@ def test_greys_of_12_bits_become_white_and_have_a_cache_of_their_own(folder, tmp
     assert [(values == 255).sum() - (brightest[0] == 255).sum() for values in brightest] == [0, 1, 0]
 
 
-@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
-def test_the_servers_test_images_may_have_fewer_bits(tmp_path):
-    root = federated.write_images(tmp_path)
-    Image.fromarray(np.full((12, 12), 4095, dtype=np.uint16)).save(root / "images" / "test" / "a" / "deep.png")
-    found = [
-        site_data.load_tests(ImageFolder(root / "images" / "test", depth), federated.DESCRIPTION)[0]
-        for depth in (12, 16)
-    ]
-    white = [(dataset.test_images.min(axis=(1, 2, 3)) == 255).sum() for dataset in found]
-    assert white == [1, 0]
-
-
 def load_deep(folder, cache, depth):
     return site_data.load(ImageFolder(folder, depth), federated.DESCRIPTION, cache)
 
@@ -240,13 +192,8 @@ def load_deep(folder, cache, depth):
         ("folder:/images?depth=12", ImageFolder(Path("/images"), 12)),
     ],
 )
-def test_a_place_is_read(text: str, expected: ImageFolder) -> None:
+def test_a_place_is_read(text, expected):
     assert ImageFolder.parse(text, "--data") == expected
-
-
-def test_a_place_is_read_back_from_its_text() -> None:
-    for found in (ImageFolder(Path("/images")), ImageFolder(Path("/images"), 12)):
-        assert ImageFolder.parse(str(found), "--data") == found
 
 
 @pytest.mark.parametrize(
@@ -260,6 +207,6 @@ def test_a_place_is_read_back_from_its_text() -> None:
         ("folder:a?colour=1", "'colour' is unknown"),
     ],
 )
-def test_a_mistake_is_explained(text: str, problem: str) -> None:
+def test_a_mistake_is_explained(text, problem):
     with pytest.raises(ConfigError, match=rf"--data folder:.*{problem}"):
         ImageFolder.parse(text, "--data")

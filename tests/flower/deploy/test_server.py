@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from feddure.flower.deploy.server import SuperExec
 from waiting import until
 
 
-def test_the_superlink_listens_on_the_loopback_address_with_tls_and_keys() -> None:
+def test_the_superlink_listens_on_the_loopback_address_with_tls_and_keys():
     folder = ServerFolder(Path("/fed"))
     command = server.superlink_command(folder, 9093, secure=True)
     given = dict(itertools.pairwise(command))
@@ -34,9 +33,9 @@ def test_the_superlink_listens_on_the_loopback_address_with_tls_and_keys() -> No
     assert insecure[insecure.index("--host") + 1] == "127.0.0.1"
 
 
-def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made: ServerFolder) -> None:
+def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
     north = certificates.public_pem(certificates.read_public_key(made.public_key("north")))
-    shown: list[str] = []
+    shown = []
     visits = server.RequestLog({north: "north"}, shown.append)
     key, stranger = base64.b64encode(north), base64.b64encode(b"someone")
     visits(Request("activate-node", key, "10.0.0.1", 200))
@@ -54,22 +53,20 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made: ServerFo
     ]
 
 
-def test_strangers_from_everywhere_do_not_fill_the_memory() -> None:
-    shown: list[str] = []
+def test_strangers_from_everywhere_do_not_fill_the_memory():
+    shown = []
     visits = server.RequestLog({b"a key": "north"}, shown.append)
     for number in range(3000):
         visits(Request("activate-node", None, f"2001:db8::{number:x}", 401))
     assert len(shown) == len(visits._refused) == 1000
 
 
-def start(folder: ServerFolder, host: str | None = None) -> None:
+def start(folder, host=None):
     with server.serving(folder, host, lambda line: None):
         pytest.fail("the server started")
 
 
-def test_an_ended_certificate_keeps_the_server_from_starting(
-    own: ServerFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ended_certificate_keeps_the_server_from_starting(own, monkeypatch):
     monkeypatch.setattr(certificates, "SERVER_DAYS", 0)
     authority = certificates.read_private_key(own.authority_key), certificates.read_certificate(own.authority)
     certificates.write_certificate(own.certificate, certificates.make_server("127.0.0.1", authority)[1])
@@ -77,35 +74,33 @@ def test_an_ended_certificate_keeps_the_server_from_starting(
         start(own)
 
 
-def test_a_server_key_that_others_can_read_is_refused(own: ServerFolder) -> None:
+def test_a_server_key_that_others_can_read_is_refused(own):
     own.key.chmod(0o640)
     with pytest.raises(CertificateError, match="chmod 600"):
         start(own)
 
 
-def test_a_server_that_runs_already_is_named(own: ServerFolder) -> None:
+def test_a_server_that_runs_already_is_named(own):
     parent = os.getppid()
     own.pidfile.write_text(json.dumps([{"pid": parent, "name": "feddure", "began": began(parent)}]))
     with pytest.raises(RunError, match=f"the server of {own.root} runs on this machine already.*`kill {parent}`"):
         start(own)
 
 
-def test_an_address_that_is_not_this_machines_is_refused_with_the_option(own: ServerFolder) -> None:
+def test_an_address_that_is_not_this_machines_is_refused_with_the_option(own):
     write_settings(own, Settings("127.0.0.1", free_port(), True))
     with pytest.raises(RunError, match=r"192\.0\.2\.1 port 9092: cannot listen there .*--host ADDRESS"):
         start(own, "192.0.2.1")
 
 
-def test_a_name_that_leads_only_to_this_machine_itself_is_refused(
-    own: ServerFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_leads_only_to_this_machine_itself_is_refused(own, monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(RunError, match=r"fed\.example\.org: stands for 127\.0\.1\.1.*--host 0\.0\.0\.0"):
         start(own, "fed.example.org")
 
 
-def test_settings_survive_and_a_damaged_file_is_named(own: ServerFolder) -> None:
+def test_settings_survive_and_a_damaged_file_is_named(own):
     assert read_settings(own) == Settings("127.0.0.1", 9093, True)
     own.settings.write_text("{}")
     with pytest.raises(RunError, match=r"settings\.json: cannot be read"):
@@ -115,18 +110,18 @@ def test_settings_survive_and_a_damaged_file_is_named(own: ServerFolder) -> None
 class Clock:
     """Time that passes only where somebody sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
-        self.slept: list[float] = []
+        self.slept = []
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
         self.slept.append(seconds)
 
-    def strftime(self, pattern: str) -> str:
+    def strftime(self, pattern):
         return "12:00:00"
 
 
@@ -135,28 +130,28 @@ class Killed:
 
     ended, code = True, -9
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         pass
 
-    def log_tail(self) -> str:
+    def log_tail(self):
         return "no memory left"
 
-    def stop(self) -> None:
+    def stop(self):
         pass
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(server, "time", found)
     return found
 
 
-def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp_path: Path, clock: Clock) -> None:
+def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp_path, clock):
     code = "import os, time; print('begun', os.getpid(), flush=True); time.sleep(600)"
     log, shown = tmp_path / "log", []
 
-    def begun() -> list[int]:
+    def begun():
         return [int(line.split()[1]) for line in log.read_text().splitlines()]
 
     with SuperExec([sys.executable, "-c", code], os.environ, log, shown.append) as kept:
@@ -172,7 +167,7 @@ def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp
     assert [line.partition(";")[0] for line in shown] == ["12:00:00  flower-superexec ended (exit code -9)"]
 
 
-def test_one_that_keeps_on_ending_is_given_up(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_keeps_on_ending_is_given_up(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(server, "Process", Killed)
     kept = SuperExec([], {}, tmp_path / "log", lambda line: None)
     for _ in range(5):
@@ -184,9 +179,7 @@ def test_one_that_keeps_on_ending_is_given_up(tmp_path: Path, clock: Clock, monk
     assert clock.slept == [1, 2, 4, 8, 16]
 
 
-def test_ends_that_are_hours_apart_are_no_reason_to_give_up(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_that_are_hours_apart_are_no_reason_to_give_up(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(server, "Process", Killed)
     kept = SuperExec([], {}, tmp_path / "log", lambda line: None)
     for _ in range(20):
