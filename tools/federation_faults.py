@@ -26,6 +26,7 @@ import torch
 import federated
 from deployed import Deployed, superexec
 from feddure import environment
+from feddure.flower.deploy.status import read_status
 from feddure.methods.feddure import FedDure
 from feddure.tracking import records
 
@@ -74,7 +75,13 @@ class Faults:
         self.federation.start_run(name, self.root / folder, *options, *wanted)
 
     def resume(self, folder: str) -> None:
+        """Go on once the server knows that the run is over: a killed one counts as running until its heartbeats fail."""
         self.federation.processes.pop("run").stop()
+        self.federation.wait_for(
+            lambda: all(run.status.startswith("finished") for run in read_status(self.federation.folder).runs),
+            180,
+            "the run to be over",
+        )
         self.federation.start_run("run", self.root / folder, "--resume")
 
     def metrics(self, folder: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from feddure.cli import federate, federate_show
 from feddure.errors import ConfigError, FeddureError, RunError
-from feddure.flower.app import description
+from feddure.flower.app import description, run_config
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import demo, layout, server, status
 from feddure.flower.deploy import run as runs
@@ -91,16 +91,21 @@ def test_status_and_run_need_the_server(tmp_path):
 def test_a_run_gets_its_options(tmp_path, monkeypatch):
     asked = []
 
-    def start(folder, options, place, show):
-        asked.append((options, place))
+    def start(folder, options, place, show, resume):
+        asked.append((options, place, resume))
         raise RunError("enough")
 
     monkeypatch.setattr(runs, "run", start)
     init(tmp_path / "trees")
+    given = ("--method", "fedavg", "--rounds", 3, "--set", "model=cnn", "--set", "options={a: 1}", "--clip-norm", 1.5)
     with pytest.raises(RunError, match="enough"):
-        run("run", tmp_path / "trees", "--method", "fedavg", "--rounds", 3, "--set", "model=cnn", "--clip-norm", 1.5)
-    expected = runs.Options(method="fedavg", rounds=3, sets=("model=cnn",), clip_norm=1.5)
-    assert asked == [(expected, tmp_path / "trees" / "runs" / "fedavg")]
+        run("run", tmp_path / "trees", *given, "--test", f"folder:{tmp_path}?depth=12")
+    ((options, place, resume),) = asked
+    assert (place, resume) == (tmp_path / "trees" / "runs" / "fedavg", False)
+    found = run_config.read(options)
+    assert (found.experiment.method, found.experiment.rounds, found.experiment.model) == ("fedavg", 3, "cnn")
+    assert (found.experiment.options, found.clipping_norm) == ({"a": 1}, 1.5)
+    assert found.tests == ImageFolder(tmp_path, 12)
 
 
 def test_a_site_gets_its_options(tmp_path, monkeypatch):
@@ -200,7 +205,8 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch):
             pass
 
     def start_run(folder, options, place, show):
-        done.append(("run", options.rounds, place.name, len(list(options.tests.path.glob("*/*.png")))))
+        found = run_config.read(options)
+        done.append(("run", found.experiment.rounds, place.name, len(list(found.tests.path.glob("*/*.png")))))
 
     monkeypatch.setattr(demo, "serving", lambda *_: Standing("server"))
     monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: Standing(name))

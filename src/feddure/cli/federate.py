@@ -1,6 +1,7 @@
 """`feddure federate`: a real federation of sites, encrypted and authenticated, on Flower."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -243,23 +244,23 @@ def run(
     federation.read()
     if resume and out is None:
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
-    options = runs.Options(
-        method=method,
-        rounds=rounds,
-        seed=seed,
-        preset=preset,
-        sets=tuple(sets or ()),
-        tests=ImageFolder.parse(test, "--test") if test is not None else None,
-        resume=resume,
-        minimum_sites=minimum_sites,
-        wait_seconds=wait,
-        clip_norm=clip_norm,
-        dp_epsilon=dp_epsilon,
-        dp_delta=dp_delta,
-    )
+    given = {
+        "preset": preset,
+        "method": method,
+        "rounds": rounds,
+        "seed": seed,
+        "settings": shlex.join(sets or ()) or None,
+        "test-folder": str(ImageFolder.parse(test, "--test").resolve()) if test is not None else None,
+        "minimum-sites": minimum_sites,
+        "wait-seconds": wait,
+        "clipping-norm": clip_norm,
+        "dp-epsilon": dp_epsilon,
+        "dp-delta": dp_delta,
+    }
+    options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or runs.default_run_folder(federation, method or "feddure")
     _show(f"run folder: {run_folder}")
-    _until_terminated(lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show)))
+    _until_terminated(lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume)))
 
 
 @app.command()

@@ -11,12 +11,11 @@ import pytest
 
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import CLIENT_APP, run_config
-from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import run, status
 from feddure.flower.deploy.control import Control, Node, RunState
 from feddure.flower.deploy.layout import Settings, write_settings
 from feddure.flower.deploy.processes import Terminated, free_port
-from feddure.flower.deploy.run import Options, RunEntry
+from feddure.flower.deploy.run import RunEntry
 
 
 class Flower:
@@ -59,8 +58,8 @@ class Flower:
             self.run(**options)
         return str(problem.value)
 
-    def run(self, **options):
-        return run.run(self.folder, Options(**options), self.place, self.shown.append)
+    def run(self, resume=False, **options):
+        return run.run(self.folder, options_of(options), self.place, self.shown.append, resume)
 
 
 @pytest.fixture
@@ -68,26 +67,19 @@ def flower(own, agreed, monkeypatch):
     return Flower(own, agreed, monkeypatch)
 
 
+def options_of(given):
+    return {key.replace("_", "-"): value for key, value in given.items()}
+
+
 def interrupt():
     raise Terminated(signal.SIGINT)
-
-
-def test_options_are_what_the_app_knows(tmp_path):
-    images = ImageFolder(tmp_path, 12)
-    sets = ("model=cnn", "options={a: 1}")
-    options = Options(method="feddure", rounds=3, sets=sets, tests=images, clip_norm=1.0, dp_epsilon=0.5)
-    found = run_config.read(options.run_config())
-    assert (found.experiment.method, found.experiment.rounds) == ("feddure", 3)
-    assert (found.experiment.model, found.experiment.options) == ("cnn", {"a": 1})
-    assert (found.tests, found.clipping_norm, found.dp_epsilon) == (images, 1.0, 0.5)
-    assert Options().run_config() == {}
 
 
 # --- what stands in a run's way ---------------------------------------------------------------------------
 def test_without_a_server_a_run_says_how_to_start_one(own):
     write_settings(own, Settings("127.0.0.1", free_port(), True))
     with pytest.raises(RunError, match=r"no server runs on this machine.*feddure federate server"):
-        run.run(own, Options(), own.runs / "a", print)
+        run.run(own, {}, own.runs / "a", print)
     found = status.read_status(own)
     assert (found.running, found.sites, found.runs) == (False, [], [])
 
@@ -95,12 +87,12 @@ def test_without_a_server_a_run_says_how_to_start_one(own):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"sets": ("modle=cnn",)}, "unknown field 'modle'"),
-        ({"tests": ImageFolder(Path("nowhere"))}, "nowhere: there is no such folder"),
+        ({"settings": "modle=cnn"}, "unknown field 'modle'"),
+        ({"test_folder": "nowhere"}, "nowhere: there is no such folder"),
         ({"method": "fedur"}, "did you mean 'feddure'"),
-        ({"sets": ("model=cn",)}, "did you mean 'cnn'"),
+        ({"settings": "model=cn"}, "did you mean 'cnn'"),
         ({"dp_epsilon": 0.5}, "dp-epsilon was given without clip-norm"),
-        ({"dp_epsilon": 0.5, "clip_norm": 1.0}, "--set norm=group"),
+        ({"dp_epsilon": 0.5, "clipping_norm": 1.0}, "--set norm=group"),
         ({"minimum_sites": 7}, "the federation 'trees' has 2 sites"),
         ({"resume": True}, "no run is there to resume"),
     ],
@@ -118,7 +110,7 @@ def test_a_wrong_test_folder_is_refused(flower, tmp_path, file, problem):
     path = tmp_path / "tests" / file
     path.parent.mkdir(parents=True)
     path.touch()
-    assert problem in flower.problem(tests=ImageFolder(tmp_path / "tests"))
+    assert problem in flower.problem(test_folder=str(tmp_path / "tests"))
 
 
 def test_a_run_that_is_there_is_neither_overwritten_nor_resumed_with_other_options(flower):

@@ -59,13 +59,13 @@ def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Ru
             show("\n4. the sites")
             sites = [ending.enter_context(_start(folder, name, images[name], show)) for name in images]
             show("\n5. the run")
-            options = run.Options(
-                method=size.method,
-                rounds=size.rounds,
-                preset="demo",
-                sets=(f"local_steps={size.local_steps}",),
-                tests=ImageFolder(tests),
-            )
+            options = {
+                "method": size.method,
+                "rounds": size.rounds,
+                "preset": "demo",
+                "settings": f"local_steps={size.local_steps}",
+                "test-folder": str(tests),
+            }
             finished = run.run(folder, options, root / "run", show)
             if any(process.ended for process in sites):
                 raise RunError(f"a site ended before the run did; its log is in {root / 'federation' / 'sites'}")

@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from feddure.flower.app import run_config, site_data
 from feddure.flower.app.description import Description, did_you_mean
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.sanitize import printable
-from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy.control import CONNECTION, LOOPBACK, Control, RunState, Show, program, shown
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import Terminated, is_listening
@@ -39,55 +37,24 @@ _START_SECONDS = 30.0
 """A run begins within a few seconds."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a run is asked for; None means the app's default."""
-
-    method: str | None = None
-    rounds: int | None = None
-    seed: int | None = None
-    preset: str | None = None
-    sets: tuple[str, ...] = ()
-    tests: ImageFolder | None = None
-    resume: bool = False
-    minimum_sites: int | None = None
-    wait_seconds: float | None = None
-    clip_norm: float | None = None
-    dp_epsilon: float | None = None
-    dp_delta: float | None = None
-
-    def run_config(self) -> dict[str, Any]:
-        """The options as the app's run configuration, without those that say where the run lies."""
-        given = {
-            "preset": self.preset,
-            "method": self.method,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "settings": shlex.join(self.sets) or None,
-            "test-folder": str(self.tests.resolve()) if self.tests is not None else None,
-            "minimum-sites": self.minimum_sites,
-            "wait-seconds": self.wait_seconds,
-            "clipping-norm": self.clip_norm,
-            "dp-epsilon": self.dp_epsilon,
-            "dp-delta": self.dp_delta,
-        }
-        return {key: value for key, value in given.items() if value is not None}
-
-
 class _ServerGone(Exception):
     """The server does not answer any more."""
 
 
-def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) -> records.Run:
-    """Start a run, show its log, and return its records; an error where it did not complete."""
+def run(
+    folder: ServerFolder, options: Mapping[str, Any], run_folder: Path, show: Show, resume: bool = False
+) -> records.Run:
+    """Start a run, show its log, and return its records; an error where it did not complete.
+
+    `options` are keys of `run_config.KEYS`; a run that is resumed keeps those it had.
+    """
     description = folder.read()
     run_folder = run_folder.resolve()
     _expect_server(folder)
-    if options.resume and not _is_begun(run_folder):
+    if resume and not _is_begun(run_folder):
         raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
-    earlier = last_options(folder, run_folder) if options.resume else {}
-    wanted = earlier | options.run_config()
-    here = {"run-folder": str(run_folder), "resume": options.resume}
+    wanted = (last_options(folder, run_folder) if resume else {}) | dict(options)
+    here = {"run-folder": str(run_folder), "resume": resume}
     # A mistake is told before a run is started, and before it is noted as what the run was asked for.
     preflight(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
     control = Control(folder, show)

@@ -135,27 +135,7 @@ def start(
     first one was at work. So both end with either.
     """
     bundle = Bundle(bundle.root.resolve())  # the SuperNode starts in another folder
-    # Options with which the ClientApp could not train are refused here: they would fail there in every round.
-    Protection.of_options(options)
-    Engine(read_experiment(Experiment().to_yaml(), str(options.get("device", ""))).engine)
-    make_private_folder(bundle.state, RunError)
-    found = check(bundle, site, images, connect=False, cache=bundle.cache)
-    for finding in found.findings:
-        if finding.level == "note":
-            show(f"note: {finding.text}")
-    for file, problem in found.unreadable[:_NAMED_FILES]:
-        show(f"  {file}: {problem}")
-    if len(found.unreadable) > _NAMED_FILES:
-        show(f"  ... and {len(found.unreadable) - _NAMED_FILES:,} more (`feddure federate check --json` names all)")
-    if not found.passed:
-        problems = "\n".join(finding.text for finding in found.findings if finding.level == "problem")
-        raise RunError(f"site {site} cannot join:\n{problems}")
-    connection = read_connection(bundle)
-    reached = reach(connection, bundle.authority)
-    if reached.outcome == "untrusted":
-        raise RunError(f"site {site} cannot join:\n{reached.text}")
-    if reached.outcome == "unreachable":
-        show(f"note: {reached.text} The site keeps trying.")
+    connection = _preflight(bundle, site, images, options, show)
     bundle.flower_home.mkdir(exist_ok=True)
     programs = write_wrappers(bundle.programs)
     surroundings = environment(bundle.flower_home, programs) | dict(more_environment or {})
@@ -178,6 +158,32 @@ def start(
         supernode.stop()  # and with it the SuperExec
         raise
     return ProcessGroup(supernode, superexec)
+
+
+def _preflight(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show) -> Connection:
+    """Refuse what would fail in every round, and a server that is not this federation's; how to reach the right one."""
+    # Options with which the ClientApp could not train are refused here: they would fail there in every round.
+    Protection.of_options(options)
+    Engine(read_experiment(Experiment().to_yaml(), str(options.get("device", ""))).engine)
+    make_private_folder(bundle.state, RunError)
+    found = check(bundle, site, images, connect=False, cache=bundle.cache)
+    for finding in found.findings:
+        if finding.level == "note":
+            show(f"note: {finding.text}")
+    for file, problem in found.unreadable[:_NAMED_FILES]:
+        show(f"  {file}: {problem}")
+    if len(found.unreadable) > _NAMED_FILES:
+        show(f"  ... and {len(found.unreadable) - _NAMED_FILES:,} more (`feddure federate check --json` names all)")
+    if not found.passed:
+        problems = "\n".join(finding.text for finding in found.findings if finding.level == "problem")
+        raise RunError(f"site {site} cannot join:\n{problems}")
+    connection = read_connection(bundle)
+    reached = reach(connection, bundle.authority)
+    if reached.outcome == "untrusted":
+        raise RunError(f"site {site} cannot join:\n{reached.text}")
+    if reached.outcome == "unreachable":
+        show(f"note: {reached.text} The site keeps trying.")
+    return connection
 
 
 def supernode_command(
