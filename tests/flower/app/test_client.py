@@ -23,6 +23,13 @@ def root(tmp_path):
     return federated.write_images(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The simulator's, before its first round."""
+    root = federated.write_images(tmp_path_factory.mktemp("federation"))
+    return federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+
+
 def train(nodes, node, federation, assignment=None, received=None, **changes):
     """A site's reply to the message for one of the simulator's assignments."""
     assignment = assignment or next(a for a in federation.server.assignments() if a.client == node - 11)
@@ -49,8 +56,7 @@ def test_a_site_trains_as_the_simulators_client_does(root, method):
         assert answer(reply)["train.loss"] == pytest.approx(result.records["loss"].mean().item(), rel=1e-12)
 
 
-def test_an_answer_holds_means_and_nothing_of_a_single_image(root):
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+def test_an_answer_holds_means_and_nothing_of_a_single_image(root, federation):
     told = answer(train(federated.grid(root), 11, federation))
     assert told.keys() == {
         *("site", "client", "round", "pid", "seconds"),
@@ -81,8 +87,7 @@ def test_a_site_without_one_kind_of_images_trains(root, gone, method):
     assert any(not torch.equal(upload[name], federation.server.state[name]) for name in upload)
 
 
-def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root, federation):
     shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
     nodes = federated.grid(root)
     told = answer(train(nodes, 11, federation, evaluate=True))
@@ -124,9 +129,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_goes_wrong_at_a_site_is_answered_without_paths_and_names(root, kind, capsys):
+def test_what_goes_wrong_at_a_site_is_answered_without_paths_and_names(root, federation, kind, capsys):
     """The site's own log has them."""
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
     spoil, public = WRONG[kind]
     home = root / "images" / "clients" / "north"
     spoil(home)
@@ -136,8 +140,7 @@ def test_what_goes_wrong_at_a_site_is_answered_without_paths_and_names(root, kin
     assert f"problem: {home}" in capsys.readouterr().out
 
 
-def test_a_round_that_no_site_could_carry_out_is_refused(root):
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+def test_a_round_that_no_site_could_carry_out_is_refused(root, federation):
     nodes = federated.grid(root)
     for assignment in (Assignment(0, 1, 0, 2, 2**36), Assignment(0, 1, 0, 2**40, 6), Assignment(0, 1, 0, 0, 6)):
         told = answer(train(nodes, 11, federation, assignment))
@@ -161,8 +164,7 @@ def test_a_server_cannot_make_a_site_import_a_module(root, name, tmp_path, monke
         assert (tmp_path / "imported").exists() == allowed
 
 
-def test_an_unexpected_error_is_answered_without_its_details(root, capsys):
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+def test_an_unexpected_error_is_answered_without_its_details(root, federation, capsys):
     reply = train(federated.grid(root), 11, federation, received={"theta": torch.zeros(3, dtype=torch.float64)})
     assert answer(reply) == {"problem": "KeyError at the site; its log has the details", "site": "north"}
     assert "Traceback" in capsys.readouterr().err
@@ -176,9 +178,8 @@ def test_an_unexpected_error_is_answered_without_its_details(root, capsys):
         ({"sites": ("north", "south", "jane-doe")}, "federation (sites)"),
     ],
 )
-def test_a_site_with_another_description_is_told_what_differs(root, tmp_path, capsys, changes, told):
+def test_a_site_with_another_description_is_told_what_differs(root, federation, tmp_path, capsys, changes, told):
     """The server hears which fields; nobody hears the names of sites that the others do not know."""
-    federation = federated.simulator(root, federated.experiment({"clients_per_round": 3}))
     own = tmp_path / "federation.yaml"
     own.write_text(federated.DESCRIPTION.model_copy(update=changes).to_yaml())
     nodes = federated.grid(root, description=str(own))
@@ -194,8 +195,7 @@ def test_a_site_with_another_description_is_told_what_differs(root, tmp_path, ca
     assert "ask the server's operator for the current bundle" in said
 
 
-def test_a_site_reads_a_line_for_each_round(root, capsys):
-    federation = federated.simulator(root, federated.experiment({"method": "feddure", "clients_per_round": 3}))
+def test_a_site_reads_a_line_for_each_round(root, federation, capsys):
     shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
     reply = train(federated.grid(root), 11, federation, evaluate=True, left_out="round 0: no answer in time")
     warning, line = [text for text in capsys.readouterr().out.splitlines() if text.startswith("feddure: ")]

@@ -35,11 +35,11 @@ def test_the_one_connection_is_the_loopback_address(own):
 
 
 def test_flower_is_quiet_and_finds_its_programs():
-    found = control.environment(Path("/home"), Path("/guard"), base={"PATH": "/usr/bin", "no_proxy": "example.org"})
+    found = control.environment(Path("/home"), Path("/first"), base={"PATH": "/usr/bin", "no_proxy": "example.org"})
     assert found["FLWR_HOME"] == "/home"
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert found["PATH"].split(os.pathsep) == ["/guard", str(Path(sys.executable).parent), "/usr/bin"]
+    assert found["PATH"].split(os.pathsep) == ["/first", str(Path(sys.executable).parent), "/usr/bin"]
     assert found["no_proxy"] == "example.org,127.0.0.1,localhost"
     assert found["NO_PROXY"] == "127.0.0.1,localhost"
 

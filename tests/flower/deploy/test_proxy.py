@@ -1,4 +1,4 @@
-"""The gate passes the Fleet API and nothing else, against a stand-in for the SuperLink."""
+"""The proxy passes the Fleet API and nothing else, against a stand-in for the SuperLink."""
 
 import asyncio
 import base64
@@ -42,16 +42,16 @@ class SuperLink:
 
 
 class Opened:
-    """A gate that listens, with what it leads to."""
+    """A proxy that listens, with what it leads to."""
 
     def __init__(self, made, keys=None, connections=100):
         self.superlink = SuperLink()
-        self.visits = []
+        self.seen = []
         self.inside, self.port = free_port(), free_port()
         self.authority = made.authority
         self.behind = ProxyServer(self.superlink, "127.0.0.1", self.inside, made.certificate, made.key)
-        leading = FleetProxy(f"127.0.0.1:{self.inside}", made.authority, self.visits.append, keys)
-        self.gate = ProxyServer(leading, "127.0.0.1", self.port, made.certificate, made.key, connections)
+        leading = FleetProxy(f"127.0.0.1:{self.inside}", made.authority, self.seen.append, keys)
+        self.proxy = ProxyServer(leading, "127.0.0.1", self.port, made.certificate, made.key, connections)
 
     def ask(self, method, path, content=b"", headers=None):
         context = ssl.create_default_context(cafile=str(self.authority))
@@ -67,7 +67,7 @@ class Opened:
 @pytest.fixture(scope="module")
 def listening(made):
     found = Opened(made)
-    with found.behind, found.gate:
+    with found.behind, found.proxy:
         yield found
 
 
@@ -75,7 +75,7 @@ def listening(made):
 def opened(listening):
     listening.superlink.requests.clear()
     listening.superlink.status, listening.superlink.seconds = 200, 0.0
-    listening.visits.clear()
+    listening.seen.clear()
     return listening
 
 
@@ -87,7 +87,7 @@ def test_a_fleet_request_passes_whole_both_ways(opened):
     ((method, path, body, headers),) = opened.superlink.requests
     assert (method, path, body) == ("POST", "/v1/fleet/push-object", content)
     assert headers["flwr-public-key"] == key
-    assert opened.visits == [Request("push-object", key.encode(), "127.0.0.1", 200)]
+    assert opened.seen == [Request("push-object", key.encode(), "127.0.0.1", 200)]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_fleet_request_passes_whole_both_ways(opened):
         ("POST", "//v1/fleet/pull-messages"),
     ],
 )
-def test_everything_else_stops_at_the_gate(opened, method, path):
+def test_everything_else_stops_at_the_proxy(opened, method, path):
     assert opened.ask(method, path).status_code == 403
     assert opened.superlink.requests == []
 
@@ -117,22 +117,22 @@ def test_everything_else_stops_at_the_gate(opened, method, path):
 def test_a_refusal_of_the_superlink_passes_too(opened):
     opened.superlink.status = 401
     assert opened.ask("POST", "/v1/fleet/activate-node").status_code == 401
-    assert [visit.status for visit in opened.visits] == [401]
+    assert [request.status for request in opened.seen] == [401]
 
 
 def test_sites_are_told_to_try_again_while_the_superlink_is_away(made):
     found = Opened(made)
-    with found.gate:
+    with found.proxy:
         assert found.ask("POST", "/v1/fleet/pull-messages").status_code == 503
 
 
-def test_the_gate_asks_for_tls(opened):
+def test_the_proxy_asks_for_tls(opened):
     with pytest.raises(httpx.TransportError):
         httpx.post(f"http://127.0.0.1:{opened.port}/v1/fleet/pull-messages", trust_env=False)
     assert opened.superlink.requests == []
 
 
-def test_a_gate_that_cannot_listen_says_where(made):
+def test_a_proxy_that_cannot_listen_says_where(made):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         late = ProxyServer(FleetProxy("127.0.0.1:1", made.authority), "127.0.0.1", port)
@@ -193,9 +193,9 @@ def test_a_slow_superlink_is_waited_for(opened, monkeypatch):
     assert opened.ask("POST", "/v1/fleet/pull-messages").status_code == 200
 
 
-def test_more_connections_than_the_gate_takes_are_let_go(made):
+def test_more_connections_than_the_proxy_takes_are_let_go(made):
     found = Opened(made, connections=3)
-    with found.gate:
+    with found.proxy:
         held = [found.connect() for _ in range(3)]
         with found.connect() as one_more:
             assert is_let_go(one_more)
@@ -204,15 +204,15 @@ def test_more_connections_than_the_gate_takes_are_let_go(made):
 
 
 @pytest.fixture(scope="module")
-def guarded(made):
+def authenticated(made):
     keys = {certificates.public_pem(certificates.read_public_key(made.public_key(site))) for site in made.read().sites}
     found = Opened(made, keys)
-    with found.behind, found.gate:
+    with found.behind, found.proxy:
         yield found
 
 
 class TestKeys:
-    """A gate that knows the keys of its sites."""
+    """A proxy that knows the keys of its sites."""
 
     def headers(self, made, age=0.0, stranger=False):
         private = certificates.make_node_key() if stranger else certificates.read_private_key(made.bundle("north").key)
@@ -224,19 +224,19 @@ class TestKeys:
             "flwr-signature": base64.b64encode(sign_message(private, moment.encode())).decode(),
         }
 
-    def test_a_site_passes(self, guarded, made):
-        assert guarded.ask("POST", "/v1/fleet/activate-node", b"x", self.headers(made)).status_code == 200
+    def test_a_site_passes(self, authenticated, made):
+        assert authenticated.ask("POST", "/v1/fleet/activate-node", b"x", self.headers(made)).status_code == 200
 
-    def test_strangers_are_turned_away_before_their_body_is_read(self, guarded, made):
-        guarded.superlink.requests.clear()
-        guarded.visits.clear()
+    def test_strangers_are_turned_away_before_their_body_is_read(self, authenticated, made):
+        authenticated.superlink.requests.clear()
+        authenticated.seen.clear()
         theirs = self.headers(made, stranger=True)
         lines = "".join(f"{name}: {value}\r\n" for name, value in theirs.items())
-        with guarded.connect() as stranger:
+        with authenticated.connect() as stranger:
             stranger.sendall(HEAD + lines.encode() + b"Content-Length: 1000000\r\n\r\n")
             assert stranger.recv(1000).startswith(b"HTTP/1.1 401")
-        assert guarded.superlink.requests == []
-        assert [(visit.action, visit.status) for visit in guarded.visits] == [("push-object", 401)]
+        assert authenticated.superlink.requests == []
+        assert [(request.action, request.status) for request in authenticated.seen] == [("push-object", 401)]
 
     @pytest.mark.parametrize(
         "change",
@@ -249,13 +249,13 @@ class TestKeys:
             {"flwr-public-key": "%%%"},
         ],
     )
-    def test_a_sites_public_key_alone_is_not_enough(self, guarded, made, change):
-        guarded.superlink.requests.clear()
-        answer = guarded.ask("POST", "/v1/fleet/activate-node", b"x", self.headers(made) | change)
+    def test_a_sites_public_key_alone_is_not_enough(self, authenticated, made, change):
+        authenticated.superlink.requests.clear()
+        answer = authenticated.ask("POST", "/v1/fleet/activate-node", b"x", self.headers(made) | change)
         assert answer.status_code == 401
-        assert guarded.superlink.requests == []
+        assert authenticated.superlink.requests == []
 
     @pytest.mark.parametrize("age", [1000.0, -60.0])
-    def test_a_signature_of_another_time_is_refused(self, guarded, made, age):
-        assert guarded.ask("POST", "/v1/fleet/activate-node", b"", self.headers(made, age)).status_code == 401
-        assert guarded.ask("POST", "/v1/fleet/activate-node").status_code == 401
+    def test_a_signature_of_another_time_is_refused(self, authenticated, made, age):
+        assert authenticated.ask("POST", "/v1/fleet/activate-node", b"", self.headers(made, age)).status_code == 401
+        assert authenticated.ask("POST", "/v1/fleet/activate-node").status_code == 401
