@@ -74,8 +74,12 @@ def execute(
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile
         checkpoint.read(federation.server, folder)
         _write_start(federation, folder)
-        on_disk = _OnDisk(folder, federation, resume_command)
-        _train(federation, folder, [on_disk, *observers, *([console_observer()] if progress else [])], resume_command)
+        watching = [_OnDisk(folder, federation, resume_command), *observers]
+        if progress:
+            console = console_observer()
+            console.begin(experiment.rounds, federation.round)
+            watching.append(console)
+        _train(federation, folder, watching, resume_command)
         write_whole(folder / MODEL_FILE, pack_model(federation.server), RunError)
         write_report([folder], folder / REPORT_FILE)
     return records.read_run(folder)
@@ -201,9 +205,7 @@ def lock(folder: Path) -> Iterator[None]:
         held = FileLock(path)
         held.acquire(blocking=False)
     except Timeout:
-        raise RunError(
-            f"{folder}: {_owner(path)} is working on it; wait for its end, or choose another --out"
-        ) from None
+        raise RunError(f"{folder}: {_owner(path)} is working on it; wait for its end or use another folder") from None
     except OSError as problem:
         raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
     try:

@@ -8,7 +8,7 @@ import itertools
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,6 +136,7 @@ def compare(
 
     wanted = check(plan, experiment, folder, resume)
     with runs.lock(folder):
+        _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
         failed = _train(wanted, dataset, folder, resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
@@ -174,24 +175,27 @@ def _train(
     resume_command = f"feddure compare --out {shlex.quote(str(folder))} --resume"
     engine, method = Engine(next(iter(left.values())).engine), ""
     console = console_observer() if progress else None
-    for number, (path, experiment) in enumerate(left.items(), start=1):
-        if experiment.method in failed:
-            continue
-        if experiment.method != method:
-            engine.release()  # the seeds of a method share its lanes; those of another need the memory
-            method = experiment.method
-        if console:
-            name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
-            console.begin(name, experiment.rounds * (len(left) - number))
-        try:
-            observers = [console] if console else []
-            runs.execute(experiment, dataset, path, resume, False, observers, engine, resume_command)
-        except Exception as error:
-            if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
-                raise
-            failed[method] = grid_failures.describe(error)
-            if path.exists():  # what could not even begin is told at the end
-                warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
+    with closing(console) if console else nullcontext():
+        for number, (path, experiment) in enumerate(left.items(), start=1):
+            if experiment.method in failed:
+                continue
+            if experiment.method != method:
+                engine.release()  # the seeds of a method share its lanes; those of another need the memory
+                method = experiment.method
+            if console:
+                name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
+                console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
+            try:
+                observers = [console] if console else []
+                runs.execute(
+                    experiment, dataset, path, resume, False, observers, engine=engine, resume_command=resume_command
+                )
+            except Exception as error:
+                if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
+                    raise
+                failed[method] = grid_failures.describe(error)
+                if path.exists():  # what could not even begin is told at the end
+                    warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
     return failed
 
 
