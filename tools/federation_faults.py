@@ -75,7 +75,7 @@ class Faults:
         self.federation.start_run(name, self.root / folder, *options, *wanted)
 
     def resume(self, folder: str) -> None:
-        """Go on once the server knows that the run is over: without heartbeats, a killed one counts as running a while."""
+        """Go on once the server knows that the run is over: a killed one counts as running for a while."""
         self.federation.processes.pop("run").stop()
         self.federation.wait_for(
             lambda: all(run.status.startswith("finished") for run in read_status(self.federation.folder).runs),

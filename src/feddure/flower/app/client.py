@@ -228,12 +228,12 @@ def train(message: Message, context: Context) -> Message:
             if site.state is not None
             else ContextMemory(context.state, task.run_name)
         )
-        upload, told = worker.train(site, task, unpack_state(message.content, worker.device), memory)
+        upload, report = worker.train(site, task, unpack_state(message.content, worker.device), memory)
         content = pack_state(upload)
-        content[ANSWER] = pack_answer(told)
+        content[ANSWER] = pack_answer(report)
         if site.is_real:
             rounds = worker.experiment.rounds
-            log(_round_line(told, rounds, array_bytes(message.content), array_bytes(content)))
+            log(_round_line(report, rounds, array_bytes(message.content), array_bytes(content)))
         return content
 
     return _answer(message, context, answer)
@@ -255,16 +255,18 @@ def _refusal(reason: str) -> str:
     )
 
 
-def _round_line(told: Mapping[str, Any], rounds: int, received: int, sent: int) -> str:
+def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int) -> str:
     parts = []
-    if "train.loss" in told:
-        parts.append(f"loss {told['train.loss']:.3f}")
-    if "test.accuracy" in told:
-        parts.append(f"received model {100 * told['test.accuracy']:.1f} % on {told['test.images']:,} own test images")
-    parts.append(f"{told['seconds']:.1f} s")
+    if "train.loss" in report:
+        parts.append(f"loss {report['train.loss']:.3f}")
+    if "test.accuracy" in report:
+        parts.append(
+            f"received model {100 * report['test.accuracy']:.1f} % on {report['test.images']:,} own test images"
+        )
+    parts.append(f"{report['seconds']:.1f} s")
     parts.append(f"{_megabytes(received)} received, {_megabytes(sent)} to send")
-    line = f"round {told['round']}/{rounds}: {', '.join(parts)}"
-    return f"{line}; {told['memory']}" if told.get("memory") else line
+    line = f"round {report['round']}/{rounds}: {', '.join(parts)}"
+    return f"{line}; {report['memory']}" if report.get("memory") else line
 
 
 def _megabytes(count: int) -> str:
@@ -296,5 +298,5 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
         problem = public_text(error)
         log(f"problem: {type(error).__name__}: {error}; this log has the details")
         traceback.print_exc()
-    told = {"problem": problem, "site": context.node_config.get("site")}
-    return Message(RecordDict({ANSWER: pack_answer(told)}), reply_to=message)
+    report = {"problem": problem, "site": context.node_config.get("site")}
+    return Message(RecordDict({ANSWER: pack_answer(report)}), reply_to=message)

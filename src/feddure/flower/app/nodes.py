@@ -126,7 +126,7 @@ class ConnectedSites:
         self._pending = PendingMessages(grid)
         self._asked: dict[int, str] = {}  # node → when it was last started, for those that were asked
         self._refused_at: dict[int, float] = {}
-        self._unheard: dict[int, str] = {}  # node → the server's own reason to refuse it, which it has not heard yet
+        self._objections: dict[int, str] = {}  # node → the server's own reason to refuse it, which it has not heard yet
         self._names: dict[int, str] = {}  # node → the name its key was registered under
 
     def update(self) -> None:
@@ -141,12 +141,12 @@ class ConnectedSites:
         self._asked = {node: since for node, since in self._asked.items() if node in nodes and node not in old}
         self.refused = {node: why for node, why in self.refused.items() if node in nodes}
         started = {node: info.last_activated_at for node, info in nodes.items()}
-        new = [node for node in started if self._asked.get(node) != started[node] or node in self._unheard]
+        new = [node for node in started if self._asked.get(node) != started[node] or node in self._objections]
         contents = {node: (node, self._question(node)) for node in new if not self._pending.waits_for(node)}
         failed = self._pending.send(contents, QUERY, self._timeout)
         asked = [node for node in contents if node not in failed]
         self._asked |= {node: started[node] for node in asked}
-        self._unheard = {node: why for node, why in self._unheard.items() if node in nodes and node not in asked}
+        self._objections = {node: why for node, why in self._objections.items() if node in nodes and node not in asked}
         for node, reply in self._pending.collect().items():
             answer, problem = read_reply(reply)
             if reply is None or reply.has_error():
@@ -199,7 +199,7 @@ class ConnectedSites:
 
     def _question(self, node: int) -> RecordDict:
         """Who a node is; one that the server refused hears why, for the person who started it."""
-        refused = {"refused": self._unheard[node]} if node in self._unheard else {}
+        refused = {"refused": self._objections[node]} if node in self._objections else {}
         return RecordDict({TASK: ConfigRecord({"experiment": self._experiment, **refused})})
 
     def _admit(self, node: int, answer: dict[str, Any], problem: str) -> None:
@@ -212,7 +212,7 @@ class ConnectedSites:
             if self.refused.get(node) != reason:
                 log(f"refused (node {node}): {reason}")
                 if objection:  # a problem of the site's own is in its log already
-                    self._unheard[node] = reason
+                    self._objections[node] = reason
             self.refused[node], self._refused_at[node] = reason, time.monotonic()
             self.by_client = {client: site for client, site in self.by_client.items() if site.node != node}
             return

@@ -208,8 +208,8 @@ def clock_problem(connection: Connection, authority: Path, timeout: float = _TIM
     )
     try:
         asking.request("GET", "/")
-        told = asking.getresponse().getheader("date")
-        ahead = time.time() - parsedate_to_datetime(told).timestamp() if told else 0.0
+        date = asking.getresponse().getheader("date")
+        ahead = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
     except (OSError, http.client.HTTPException, ValueError, TypeError):
         return ""
     finally:

@@ -123,21 +123,21 @@ def _write_sites(folder: Path, labelled: int, unlabelled: int, tests: int) -> tu
     """
     images = data.load("fashion-mini")
     taken = [0] * len(CLASSES)
-    places = {}
+    folders = {}
     for position, name in enumerate(SITES):
-        place = places[name] = folder / name
+        home = folders[name] = folder / name
         weights = [_FAVOURED if number % len(SITES) == position else 1 for number in range(len(CLASSES))]
         for number, kind in enumerate(CLASSES):
             many = round(unlabelled * weights[number] / sum(weights))
             own = _of_class(images.labels, number)[taken[number] :][: labelled + many]
             taken[number] += len(own)
-            _write(place / "labelled" / kind, images.images[own[:labelled]])
+            _write(home / "labelled" / kind, images.images[own[:labelled]])
             # The names of unlabelled files say nothing about the class.
             order = rng.bits(len(own), "demo", name, number)
-            _write(place / "unlabelled", images.images[own[labelled:]], [f"{bits:016x}" for bits in order[labelled:]])
+            _write(home / "unlabelled", images.images[own[labelled:]], [f"{bits:016x}" for bits in order[labelled:]])
     for number, name in enumerate(CLASSES):
         _write(folder / "test" / name, images.test_images[_of_class(images.test_labels, number)[:tests]])
-    return places, folder / "test"
+    return folders, folder / "test"
 
 
 def _of_class(labels: np.ndarray, number: int) -> np.ndarray:

@@ -110,7 +110,7 @@ class Process:
         """Ask the process to end, without waiting for it; a second signal would break off an orderly end."""
         if not self._terminating and not self.ended:
             self._terminating = True
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):
                 self._descendants = psutil.Process(self.popen.pid).children(recursive=True)
             self.popen.terminate()
 
@@ -187,7 +187,7 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
@@ -198,7 +198,7 @@ def _wait_or_kill(processes: set[psutil.Process]) -> None:
     while processes := set(filter(_is_alive, processes)):
         if time.monotonic() > limit:
             for process in processes:
-                with suppress(psutil.NoSuchProcess):
+                with suppress(psutil.Error):
                     process.kill()
             return
         time.sleep(0.05)
@@ -225,7 +225,7 @@ def write_pidfile(path: Path, *started: Process) -> None:
 
 def began(pid: int) -> float | None:
     """When a living process began; None where it has ended."""
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
         return process.create_time() if _is_alive(process) else None
     return None

@@ -95,7 +95,7 @@ def run(
 def default_run_folder(folder: ServerFolder, method: str) -> Path:
     """A new place under the federation's runs/."""
     numbered = (folder.runs / (method if number == 1 else f"{method}-{number}") for number in itertools.count(1))
-    return next(place for place in numbered if not place.exists())
+    return next(path for path in numbered if not path.exists())
 
 
 def _expect_server(folder: ServerFolder) -> None:

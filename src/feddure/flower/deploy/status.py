@@ -60,9 +60,9 @@ def read_status(folder: ServerFolder) -> Status:
     folders = {entry.run: Path(entry.folder) for entry in read_run_index(folder)}
     runs = []
     for state in control.runs():
-        place = folders.get(state.run)
-        last, accuracy = _progress(place) if place is not None else (None, None)
-        runs.append(RunStatus(state.run, state.status, state.seconds, str(place or ""), last, accuracy))
+        run_folder = folders.get(state.run)
+        last, accuracy = _progress(run_folder) if run_folder is not None else (None, None)
+        runs.append(RunStatus(state.run, state.status, state.seconds, str(run_folder or ""), last, accuracy))
     return Status(description.name, address, True, sites, runs)
 
 
