@@ -3,10 +3,10 @@
     python benchmarks/federation.py --json results/federation.json
 
 Three sites with images of noise, all of them in every round: FedDure, five steps of 10 labelled and 10 unlabelled
-images. The federation is a SuperLink and three SuperNodes on the loopback address of this machine, with TLS and node
-authentication; every process has one thread, and the first round of each does not count. Flower starts a Python process
-for each message and asks for work every three seconds, so a round costs seconds whatever is trained in it; `at_sites_s`
-is the longest of the sites' own times, without the start of the process and of PyTorch.
+images. The federation is `feddure federate` on the loopback address of this machine, with TLS and keys; every process
+has one thread, and the first round of each does not count. Flower starts a Python process for each message and asks for
+work every three seconds, so a round costs seconds whatever is trained in it; `at_sites_s` is the longest of the sites'
+own times, without the start of the process and of PyTorch.
 """
 
 import argparse
@@ -22,15 +22,14 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from deployed import Deployed
 from feddure import config, data
 from feddure.data import partition as partitions
-from feddure.flower.app.app_folder import write_app
 from feddure.flower.app.description import Description
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation, run
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
-from loopback import Loopback
 
 SITES = ("east", "north", "west")
 
@@ -109,16 +108,15 @@ def simulate(root: Path, settings: str, rounds: int) -> list[float]:
 
 def federate(root: Path, description: Description, settings: str, rounds: int) -> tuple[list[dict], list[dict]]:
     """Timing and records of a real federation's rounds."""
-    defaults = {"rounds": rounds, "method": "feddure", "settings": settings, "run-folder": str(root / "run")}
-    write_app(root / "app", description, defaults)
-    with Loopback(root / "flower") as flower:
-        flower.start_superlink()
+    with Deployed(root, description) as federation:
+        federation.start_server()
         for site in SITES:
-            flower.register(site)
-            folder = root / "images" / "clients" / site
-            flower.start_node(site, {"site": site, "data": str(folder), "state": str(root / "state" / site)})
-        flower.run(root / "app")
-        flower.wait_for((root / "run" / "report.html").exists, 60 * rounds + 120, "the last round")
+            federation.start_site(site, root / "images" / "clients" / site)
+        wanted = [word for pair in settings.split() for word in ("--set", pair)]
+        run = federation.start_run("run", root / "run", "--rounds", rounds, *wanted)
+        federation.wait_for(lambda: run.ended, 60 * rounds + 120, "the last round")
+        if run.code:
+            raise SystemExit(run.log_tail())
     return records.read(root / "run" / records.TIMING), records.read(root / "run" / records.METRICS)
 
 

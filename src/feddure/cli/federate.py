@@ -1,6 +1,7 @@
 """`feddure federate`: a real federation of sites, encrypted and authenticated, on Flower."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,19 @@ from rich.console import Console
 from feddure.cli.options import Sets
 from feddure.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="A real federation of sites: encrypted, authenticated, on Flower.")
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback(help="A real federation of sites: encrypted, authenticated, on Flower.")
+def _expect_packages() -> None:
+    try:
+        import cryptography  # noqa: F401
+        import flwr  # noqa: F401
+    except ImportError as problem:
+        raise ConfigError(
+            f"a real federation needs the package '{problem.name}': pip install 'feddure[flower]'"
+        ) from None
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
 SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's unpacked bundle, or the whole folder.")]
@@ -68,11 +81,9 @@ def init(
     """
     from feddure.cli import federate_show
     from feddure.flower.app import description
-    from feddure.flower.deploy import certificates
     from feddure.flower.deploy import init as initialise
     from feddure.flower.deploy.layout import split_address
 
-    certificates.expect_packages()
     host, port = split_address(server_address, initialise.PORT)
     tree = {
         "name": name or folder.resolve().name,
@@ -115,13 +126,11 @@ def check(folder: SiteFolder, name: SiteName, data: Images, as_json: AsJson = Fa
     Example: `feddure federate check north north --data /images`
     """
     from feddure.cli import federate_show
-    from feddure.flower.app import location as place
-    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy.check import check as check_site
+    from feddure.flower.deploy.layout import find_bundle
 
-    certificates.expect_packages()
-    images = place.read(data, "--data")
-    found = check_site(layout.find_bundle(folder.resolve(), name), name, images.folder, depth=images.depth)
+    found = check_site(find_bundle(folder.resolve(), name), name, ImageFolder.parse(data, "--data"))
     if as_json:
         federate_show.print_json(found)
     else:
@@ -138,7 +147,7 @@ def server(
         typer.Option("--host", help="Address to bind instead of the server's own; 0.0.0.0 for all of this machine."),
     ] = None,
 ) -> None:
-    """Run the server until Ctrl-C: Flower's SuperLink on the loopback address, and the gate that sites reach.
+    """Run the server until Ctrl-C: Flower's SuperLink on the loopback address, and the proxy that sites reach.
 
     Examples:
 
@@ -147,11 +156,10 @@ def server(
     feddure federate server lungs --host 10.0.0.7   # behind a router: the machine's own address
     ```
     """
-    from feddure.flower.deploy import certificates, server
+    from feddure.flower.deploy import server
     from feddure.flower.deploy.layout import ServerFolder
 
-    certificates.expect_packages()
-    _until_ended(lambda: server.serve(ServerFolder(folder.resolve()), host, _say), endless=True)
+    _until_terminated(lambda: server.serve(ServerFolder(folder.resolve()), host, _show), endless=True)
 
 
 @app.command()
@@ -181,18 +189,16 @@ def site(
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
-    from feddure.flower.app import location as place
-    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy import site as sites
+    from feddure.flower.deploy.layout import find_bundle
 
-    certificates.expect_packages()
-    bundle = layout.find_bundle(folder.resolve(), name)
+    bundle = find_bundle(folder.resolve(), name)
     wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
-    images = place.read(data, "--data")
-    options |= {} if images == place.Place(images.folder) else {"depth": images.depth}
+    images = ImageFolder.parse(data, "--data")
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
-    _until_ended(lambda: sites.join(bundle, name, images.folder, options, _say, verbose), endless=True)
+    _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)
 
 
 @app.command()
@@ -230,32 +236,31 @@ def run(
     ```
     """
     from feddure.cli import federate_show
-    from feddure.flower.app import location as places
-    from feddure.flower.deploy import certificates, layout
+    from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy import run as runs
+    from feddure.flower.deploy.layout import ServerFolder
 
-    certificates.expect_packages()
-    place = layout.ServerFolder(folder.resolve())
-    place.read()
+    federation = ServerFolder(folder.resolve())
+    federation.read()
     if resume and out is None:
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
-    options = runs.Options(
-        method=method,
-        rounds=rounds,
-        seed=seed,
-        preset=preset,
-        sets=tuple(sets or ()),
-        tests=places.read(test, "--test") if test is not None else None,
-        resume=resume,
-        minimum_sites=minimum_sites,
-        wait_seconds=wait,
-        clip_norm=clip_norm,
-        dp_epsilon=dp_epsilon,
-        dp_delta=dp_delta,
-    )
-    run_folder = out or runs.default_run_folder(place, method or "feddure")
-    _say(f"run folder: {run_folder}")
-    _until_ended(lambda: federate_show.show_run(runs.run(place, options, run_folder, _say)))
+    given = {
+        "preset": preset,
+        "method": method,
+        "rounds": rounds,
+        "seed": seed,
+        "settings": shlex.join(sets or ()) or None,
+        "test-folder": str(ImageFolder.parse(test, "--test").resolve()) if test is not None else None,
+        "minimum-sites": minimum_sites,
+        "wait-seconds": wait,
+        "clipping-norm": clip_norm,
+        "dp-epsilon": dp_epsilon,
+        "dp-delta": dp_delta,
+    }
+    options = {key: value for key, value in given.items() if value is not None}
+    run_folder = out or runs.default_run_folder(federation, method or "feddure")
+    _show(f"run folder: {run_folder}")
+    _until_terminated(lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume)))
 
 
 @app.command()
@@ -265,11 +270,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: `feddure federate status lungs --json`
     """
     from feddure.cli import federate_show
-    from feddure.flower.deploy import certificates
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import read_status
 
-    certificates.expect_packages()
     found = read_status(ServerFolder(folder.resolve()))
     if as_json:
         federate_show.print_json(found)
@@ -298,32 +301,30 @@ def demo(
     ```
     """
     from feddure.cli import federate_show
-    from feddure.flower.deploy import certificates
     from feddure.flower.deploy import demo as demonstration
 
-    certificates.expect_packages()
     if keep and out is None:
         out = Path("feddure-demo")
     size = demonstration.Size(method, rounds, labelled, unlabelled, tests, local_steps)
-    _until_ended(lambda: demonstration.demonstrate(size, out, _say, federate_show.show_run))
+    _until_terminated(lambda: demonstration.demonstrate(size, out, _show, federate_show.show_run))
 
 
-def _until_ended(work: Callable[[], Any], endless: bool = False) -> None:
+def _until_terminated(work: Callable[[], Any], endless: bool = False) -> None:
     """Do work that starts processes; Ctrl-C, SIGTERM and a closed terminal end them.
 
     Ctrl-C is how endless work is meant to end, and a failure of any other.
     """
-    from feddure.flower.deploy.processes import Ended, signals_as_ended
+    from feddure.flower.deploy.processes import Terminated, terminating_on_signals
 
     try:
-        with signals_as_ended():
+        with terminating_on_signals():
             work()
-    except Ended as ended:
+    except Terminated as ended:
         raise typer.Exit(0 if endless and ended.by_user else ended.exit_code) from None
 
 
-def _say(line: str) -> None:
-    from feddure.flower.deploy.terminal import printable
+def _show(line: str) -> None:
+    from feddure.flower.app.sanitize import printable
 
     Console(soft_wrap=True, markup=False, highlight=False).print(printable(line, 20_000))
     sys.stdout.flush()

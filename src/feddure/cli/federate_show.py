@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure.flower.app.description import Description
+from feddure.flower.app.sanitize import one_line
 
 if TYPE_CHECKING:
-    from feddure.flower.deploy.check import CheckUp
+    from feddure.flower.deploy.check import CheckResult
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import Status
     from feddure.tracking.records import Run
@@ -42,7 +42,7 @@ def show_made(folder: "ServerFolder", description: Description, secure: bool) ->
     console.print(f"Next: {folder.readme}, or at once: feddure federate server {folder.root}")
 
 
-def show_check(found: "CheckUp") -> None:
+def show_check(found: "CheckResult") -> None:
     """A site's check-up: findings, counts with bars, and unreadable files."""
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
@@ -64,7 +64,7 @@ def show_check(found: "CheckUp") -> None:
         console.print(f"\n[bold red]{escape(found.site)} cannot join yet:[/] see the problems above.")
 
 
-def _counts(found: "CheckUp") -> Table:
+def _counts(found: "CheckResult") -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("class", overflow="fold")
     table.add_column("images", justify="right")
@@ -111,73 +111,44 @@ def show_run(finished: "Run") -> None:
 
 
 def show_status(found: "Status", folder: Path) -> None:
-    """Sites and runs in lines of fewer than 80 characters; paths below the federation's folder are shown from there."""
+    """Sites and runs; paths below the federation's folder are shown from there."""
     from feddure.tracking.summary import duration, percent
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
     if not found.running:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    rows = [("site", "status", "since")]
+    table = Table("site", "status", "since", box=None, padding=(0, 2))
     for site in found.sites:
         status = "registered, not seen yet" if site.status == "registered" else site.status
-        rows.append((_line(site.site), _line(status), _line(site.since)))
-    colours = ["default", *(_COLOURS.get(site.status, "default") for site in found.sites)]
-    for line in _aligned(rows, colours):
-        console.print(line)
+        colour = _COLOURS.get(site.status, "default")
+        table.add_row(_text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since))
+    console.print(table)
     if not found.runs:
         console.print("\nno runs yet")
         return
-    head = ("run", "status", "round", "accuracy", "time")
-    runs = [
-        (
-            _line(run.run),
-            _line(run.status),
+    table = Table("run", "status", box=None, padding=(0, 2))
+    for name in ("round", "accuracy", "time"):
+        table.add_column(name, justify="right")
+    table.add_column("folder")
+    for run in found.runs:
+        table.add_row(
+            _text(run.run),
+            _text(run.status),
             "" if run.round is None else str(run.round),
             percent(run.accuracy) if run.accuracy is not None else "",
             duration(run.seconds),
+            _text(str(_from(folder, Path(run.folder)))) if run.folder else "",
         )
-        for run in found.runs
-    ]
-    first, *lines = _aligned([head, *runs], right=2)
-    console.print(first)
-    for run, line in zip(found.runs, lines, strict=True):
-        console.print(line)
-        if run.folder:
-            # On a line of its own: with it a row would be wider than a terminal.
-            console.print(f"    {escape(_line(str(_from(folder, Path(run.folder)))))}")
-
-
-def _aligned(rows: Sequence[Sequence[str]], colours: Sequence[str] = (), right: int = 99) -> list[str]:
-    """Rows as lines of columns, those from `right` on to the right; the second column may have a colour.
-
-    Unlike a table of rich these are never cut, whatever the width of the terminal or pipe.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [
-            escape(cell.rjust(width) if place >= right else cell.ljust(width))
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        if colours:
-            cells[1] = f"[{colours[number]}]{cells[1]}[/]"
-        lines.append(("\n" if not number else "") + "  " + "  ".join(cells).rstrip())
-    return lines
+    console.print()
+    console.print(table)
 
 
 def _from(folder: Path, place: Path) -> Path:
     """A path below the federation's folder as the user named that folder; any other as it is."""
     root = folder.resolve()
     return folder / place.relative_to(root) if place.is_relative_to(root) else place
-
-
-def _line(text: str) -> str:
-    """What others wrote, as one line."""
-    from feddure.flower.deploy.terminal import printable
-
-    return " ".join(printable(text).split())
 
 
 def print_json(value: Any) -> None:
@@ -190,10 +161,8 @@ def print_json(value: Any) -> None:
 
 
 def _text(text: str) -> str:
-    """What others wrote, as it may stand in a table."""
-    from feddure.flower.deploy.terminal import printable
-
-    return escape(printable(text))
+    """What others wrote, as one line of a table."""
+    return escape(one_line(text, 2000))
 
 
 def _plain() -> Console:

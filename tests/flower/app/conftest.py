@@ -4,11 +4,11 @@ import pytest
 
 import folders
 from feddure import environment
-from feddure.flower.app import run_folder
+from feddure.flower.app import server
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(run_folder, "TensorBoard", folders.Watcher)
-    monkeypatch.setattr(run_folder, "write_report", lambda run_folders, out: out.write_text("report"))
+    monkeypatch.setattr(server, "TensorBoard", folders.Watcher)
+    monkeypatch.setattr(server, "write_report", lambda run_folders, out: out.write_text("report"))
     monkeypatch.setattr(environment, "commit", lambda: None)

@@ -6,7 +6,6 @@ import pytest
 
 from feddure.errors import ConfigError
 from feddure.flower.app import description as descriptions
-from feddure.flower.app.description import Description
 
 TEXT = """\
 name: skin
@@ -93,15 +92,6 @@ def test_a_mistake_is_named_with_what_was_expected(text, expected):
     assert str(caught.value).startswith("here.yaml: ")
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read .*expected a federation.yaml"):
-        descriptions.read(tmp_path / "nowhere.yaml")
-
-
 def test_a_site_that_is_not_named():
     with pytest.raises(ConfigError, match=r"site 'lion': .*there are: berlin, lyon; did you mean 'lyon'\?"):
         descriptions.parse(TEXT).client("lion")
-
-
-def test_every_field_says_what_it_means():
-    assert all(info.description for name, info in Description.model_fields.items() if name != "server")

@@ -2,15 +2,17 @@
 
 import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import federated
-from feddure.data.dataset import UNKNOWN, check
-from feddure.errors import DataError
+from feddure.data.dataset import check
+from feddure.errors import ConfigError, DataError
 from feddure.flower.app import site_data
+from feddure.flower.app.site_data import ImageFolder
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def folder(tmp_path):
 
 
 def load(folder, cache=None):
-    return site_data.load(folder, federated.DESCRIPTION, cache)
+    return site_data.load(ImageFolder(folder), federated.DESCRIPTION, cache)
 
 
 def test_images_come_in_the_simulators_order(tmp_path):
@@ -33,17 +35,9 @@ def test_images_come_in_the_simulators_order(tmp_path):
             assert np.array_equal(found.dataset.labels[own], simulated.dataset.labels[theirs])
 
 
-def test_counts_name_every_class_of_the_description(folder):
-    shutil.rmtree(folder / "labelled" / "b")
-    found = load(folder).counts()
-    assert list(found) == list(federated.CLASSES)
-    assert found["b"] == 0
-    assert found["a"] == len(list((folder / "labelled" / "a").iterdir()))
-
-
 def test_class_numbers_are_the_descriptions_not_the_alphabets(folder):
     other = federated.DESCRIPTION.model_copy(update={"classes": ("d", "c", "b", "a")})
-    found = site_data.load(folder, other)
+    found = site_data.load(ImageFolder(folder), other)
     expected = load(folder)
     assert np.array_equal(found.dataset.labels[found.labelled], 3 - expected.dataset.labels[expected.labelled])
 
@@ -57,7 +51,7 @@ def test_a_class_that_the_description_does_not_name_is_refused(folder):
 def test_a_class_folder_made_on_a_mac_is_its_class(folder):
     (folder / "labelled" / "a").rename(folder / "labelled" / unicodedata.normalize("NFD", "Läsion"))
     umlaut = federated.DESCRIPTION.model_copy(update={"classes": ("Läsion", "b", "c", "d")})
-    assert site_data.load(folder, umlaut).counts()["Läsion"] > 0
+    assert site_data.load(ImageFolder(folder), umlaut).counts()["Läsion"] > 0
 
 
 def test_a_misspelt_part_is_refused(folder):
@@ -104,11 +98,6 @@ def test_own_test_images_are_no_training_images(folder):
     check(found.dataset, "site")
 
 
-def test_unknown_classes_are_unknown(folder):
-    found = load(folder)
-    assert set(found.dataset.labels[found.unlabelled]) == {UNKNOWN}
-
-
 # --- the cache ---------------------------------------------------------------------------------------------
 def forget_decoding(monkeypatch):
     def fail(*_, **__):
@@ -143,12 +132,6 @@ def test_a_changed_file_is_decoded_again_and_the_old_cache_goes(folder, tmp_path
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_another_description_has_another_cache(folder, tmp_path):
-    load(folder, tmp_path / "cache")
-    larger = federated.DESCRIPTION.model_copy(update={"size": 20})
-    assert site_data.load(folder, larger, tmp_path / "cache").dataset.shape == (20, 20, 1)
-
-
 def test_a_damaged_cache_is_made_again(folder, tmp_path):
     first = load(folder, tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
@@ -156,27 +139,11 @@ def test_a_damaged_cache_is_made_again(folder, tmp_path):
     assert same(load(folder, tmp_path / "cache"), first)
 
 
-def test_two_sites_can_share_a_cache_folder(folder, tmp_path, monkeypatch):
-    south = folder.parent / "south"
-    expected = load(folder), load(south)
-    load(folder, tmp_path / "cache")
-    load(south, tmp_path / "cache")
-    forget_decoding(monkeypatch)
-    assert same(load(folder, tmp_path / "cache"), expected[0])
-    assert same(load(south, tmp_path / "cache"), expected[1])
-
-
-def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/cache: cannot be made"):
-        load(folder, tmp_path / "file" / "cache")
-
-
 # --- the server's test folder ------------------------------------------------------------------------------
 def test_the_servers_test_images(tmp_path):
     root = federated.write_images(tmp_path)
     (root / "images" / "test" / "a" / "broken.png").write_bytes(b"no image")
-    dataset, unreadable = site_data.load_tests(root / "images" / "test", federated.DESCRIPTION)
+    dataset, unreadable = site_data.load_tests(ImageFolder(root / "images" / "test"), federated.DESCRIPTION)
     assert len(dataset.images) == 0
     assert np.bincount(dataset.test_labels).tolist() == [6, 6, 6, 6]
     assert [file.file for file in unreadable] == ["a/broken.png"]
@@ -185,7 +152,7 @@ def test_the_servers_test_images(tmp_path):
 def test_an_empty_test_folder_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="no readable image to test on"):
-        site_data.load_tests(tmp_path, federated.DESCRIPTION)
+        site_data.load_tests(ImageFolder(tmp_path), federated.DESCRIPTION)
 
 
 def test_nobody_else_can_read_the_pixels(folder, tmp_path):
@@ -211,14 +178,35 @@ def test_greys_of_12_bits_become_white_and_have_a_cache_of_their_own(folder, tmp
     assert [(values == 255).sum() - (brightest[0] == 255).sum() for values in brightest] == [0, 1, 0]
 
 
-@pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
-def test_the_servers_test_images_may_have_fewer_bits(tmp_path):
-    root = federated.write_images(tmp_path)
-    Image.fromarray(np.full((12, 12), 4095, dtype=np.uint16)).save(root / "images" / "test" / "a" / "deep.png")
-    found = [site_data.load_tests(root / "images" / "test", federated.DESCRIPTION, depth=d)[0] for d in (12, 16)]
-    white = [(dataset.test_images.min(axis=(1, 2, 3)) == 255).sum() for dataset in found]
-    assert white == [1, 0]
-
-
 def load_deep(folder, cache, depth):
-    return site_data.load(folder, federated.DESCRIPTION, cache, depth=depth)
+    return site_data.load(ImageFolder(folder, depth), federated.DESCRIPTION, cache)
+
+
+# --- folders as options name them ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/images", ImageFolder(Path("/images"), 16)),
+        ("/what?depth=12", ImageFolder(Path("/what?depth=12"), 16)),  # a folder may be called so
+        ("folder:/images", ImageFolder(Path("/images"), 16)),
+        ("folder:/images?depth=12", ImageFolder(Path("/images"), 12)),
+    ],
+)
+def test_a_place_is_read(text, expected):
+    assert ImageFolder.parse(text, "--data") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("folder:", "no folder was named"),
+        ("folder:a?depth", "expected .depth=12 after the path"),
+        ("folder:a?depth=7", "depth is '7', expected 8 to 16 bits"),
+        ("folder:a?depth=x", "depth is 'x', expected 8 to 16 bits"),
+        ("folder:a?size=32", "'size' is the federation's, see federation.yaml"),
+        ("folder:a?colour=1", "'colour' is unknown"),
+    ],
+)
+def test_a_mistake_is_explained(text, problem):
+    with pytest.raises(ConfigError, match=rf"--data folder:.*{problem}"):
+        ImageFolder.parse(text, "--data")

@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from feddure.flower.deploy.layout import ServerFolder
 
 
 @pytest.fixture(scope="session")
-def agreed() -> Description:
+def agreed():
     return Description(
         name="trees",
         classes=("ash", "elm"),
@@ -29,19 +27,19 @@ def agreed() -> Description:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, agreed: Description) -> ServerFolder:
+def made(tmp_path_factory, agreed):
     """A federation to look at."""
     return initialise(tmp_path_factory.mktemp("made") / "trees", agreed)
 
 
 @pytest.fixture
-def own(tmp_path: Path, made: ServerFolder) -> ServerFolder:
+def own(tmp_path, made):
     """A federation to change."""
     return ServerFolder(shutil.copytree(made.root, tmp_path / "trees"))
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     """Three labelled ashes, one elm and four unlabelled images."""
     root = tmp_path / "images"
     for part, count in (("labelled/ash", 3), ("labelled/elm", 1), ("unlabelled", 4)):
@@ -52,7 +50,7 @@ def images(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def heard_signals() -> Iterator[None]:
+def heard_signals():
     """Signals as in a terminal: tests that run in the background, or under nohup, inherit some of them ignored."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}

@@ -1,99 +1,95 @@
-"""A site's check-up: what passes, what is noted, and what keeps it from training."""
+"""A site's check: what passes, what is noted, what keeps it from training, and its way to the server."""
 
+import shutil
 import signal
-from pathlib import Path
+import socket
+import ssl
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy import check as checks
-from feddure.flower.deploy.check import CheckUp, Level
-from feddure.flower.deploy.connection import Reached
-from feddure.flower.deploy.layout import Connection, ServerFolder
-from feddure.flower.deploy.processes import Ended, free_port, signals_as_ended
+from feddure.flower.deploy.check import Reachability, clock_problem, reach
+from feddure.flower.deploy.layout import Connection
+from feddure.flower.deploy.processes import Terminated, free_port, terminating_on_signals
+from feddure.flower.deploy.proxy import FleetProxy, ProxyServer
 
 
-def check(folder: ServerFolder, images: Path, site: str = "north", connect: bool = False) -> CheckUp:
-    return checks.check(folder.bundle("north"), site, images, connect)
+def check(folder, images, site="north", connect=False):
+    return checks.check(folder.bundle("north"), site, ImageFolder(images), connect)
 
 
-def texts(found: CheckUp, level: Level) -> str:
+def texts(found, level):
     return "\n".join(f"{finding.what}: {finding.text}" for finding in found.findings if finding.level == level)
 
 
-def test_a_sound_site_passes_with_its_counts(made: ServerFolder, images: Path) -> None:
+def test_a_sound_site_passes_with_its_counts(made, images):
     found = check(made, images)
     assert found.passed
     assert not texts(found, "note")
     assert (found.labelled, found.unlabelled, found.tests) == ({"ash": 3, "elm": 1}, 4, 0)
-    assert "2 classes, 2 sites" in texts(found, "ok")
 
 
-def test_unreadable_files_are_named_and_the_site_still_passes(made: ServerFolder, images: Path) -> None:
+def test_unreadable_files_are_named_and_the_site_still_passes(made, images):
     (images / "unlabelled" / "scan.dcm").write_bytes(b"no image")
     found = check(made, images)
     assert found.passed
     assert [file for file, _ in found.unreadable] == ["unlabelled/scan.dcm"]
-    assert "1 unreadable file(s) left out" in texts(found, "note")
+    assert "1 unreadable file" in texts(found, "note")
 
 
-def test_ctrl_c_while_an_image_is_read_is_not_taken_for_a_damaged_image(
-    made: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_an_image_is_read_is_not_taken_for_a_damaged_image(made, images, monkeypatch):
     monkeypatch.setattr(Image, "open", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Ended), signals_as_ended():
+    with pytest.raises(Terminated), terminating_on_signals():
         check(made, images)
 
 
-def test_a_class_that_the_federation_does_not_have_is_refused_by_name(made: ServerFolder, images: Path) -> None:
-    (images / "labelled" / "elm").rename(images / "labelled" / "elms")
-    found = check(made, images)
-    assert not found.passed
-    assert "no class 'elms'" in texts(found, "problem")
-    assert "did you mean 'elm'" in texts(found, "problem")
-
-
-def test_missing_data_is_a_problem(made: ServerFolder, tmp_path: Path) -> None:
-    found = check(made, tmp_path / "nowhere")
-    assert not found.passed
-    assert "nowhere: there is no such folder" in texts(found, "problem")
-
-
-@pytest.mark.parametrize(("part", "noted"), [("labelled", "no labelled image"), ("unlabelled", "no unlabelled image")])
-def test_images_of_one_kind_only_are_noted(made: ServerFolder, images: Path, part: str, noted: str) -> None:
-    (images / part).rename(images.parent / "away")
+@pytest.mark.parametrize("part", ["labelled", "unlabelled"])
+def test_images_of_one_kind_only_are_noted(made, images, part):
+    shutil.rmtree(images / part)
     found = check(made, images)
     assert found.passed
-    assert noted in texts(found, "note")
+    assert f"no {part} image" in texts(found, "note")
 
 
-def test_a_site_that_is_not_in_the_federation_is_a_problem(made: ServerFolder, images: Path) -> None:
-    found = check(made, images, site="west")
-    assert not found.passed
-    assert "no such site" in texts(found, "problem")
+PROBLEMS = {
+    "another class": (lambda folder, images: (images / "labelled" / "elms").mkdir(), "did you mean 'elm'"),
+    "no folder": (lambda folder, images: shutil.rmtree(images), "there is no such folder"),
+    "another key": (
+        lambda folder, images: certificates.write_private_key(
+            folder.bundle("north").key, certificates.make_node_key(), ssh=True
+        ),
+        "does not belong to",
+    ),
+    "an open key": (lambda folder, images: folder.bundle("north").key.chmod(0o644), "chmod 600"),
+    "no key": (lambda folder, images: folder.bundle("north").key.unlink(), "node.key: cannot be read"),
+    "a damaged authority": (lambda folder, images: folder.bundle("north").authority.write_text("x"), "ca.crt"),
+}
 
 
-def test_a_key_that_is_not_the_one_the_server_knows_is_a_problem(own: ServerFolder, images: Path) -> None:
-    certificates.write_private_key(own.bundle("north").key, certificates.make_node_key(), ssh=True)
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_what_keeps_a_site_from_training_is_named(own, images, kind):
+    spoil, problem = PROBLEMS[kind]
+    spoil(own, images)
     found = check(own, images)
     assert not found.passed
-    assert "does not belong to" in texts(found, "problem")
+    assert problem in texts(found, "problem")
 
 
-def test_a_missing_key_and_one_that_others_can_read_are_problems(own: ServerFolder, images: Path) -> None:
-    own.bundle("north").key.chmod(0o644)
-    assert "chmod 600" in texts(check(own, images), "problem")
+def test_several_problems_are_told_at_once(own, images):
     own.bundle("north").key.unlink()
-    assert "node.key: cannot be read" in texts(check(own, images), "problem")
+    (images / "labelled" / "oak").mkdir()
+    problems = texts(check(own, images, site="west"), "problem")
+    assert all(problem in problems for problem in ("no such site", "no class 'oak'", "node.key"))
 
 
-def test_a_damaged_authority_is_a_problem(own: ServerFolder, images: Path) -> None:
-    own.bundle("north").authority.write_text("nothing")
-    assert "ca.crt: is not a certificate" in texts(check(own, images), "problem")
-
-
-def test_an_authority_that_ends_soon_is_noted(own: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_that_ends_soon_is_noted(own, images, monkeypatch):
     monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 20)
     certificates.write_certificate(own.bundle("north").authority, certificates.make_authority("trees")[1])
     found = check(own, images)
@@ -101,37 +97,114 @@ def test_an_authority_that_ends_soon_is_noted(own: ServerFolder, images: Path, m
     assert "ca.crt is valid until" in texts(found, "note")
 
 
-def test_a_server_that_is_not_there_keeps_the_site_from_training(own: ServerFolder, images: Path) -> None:
-    bundle = own.bundle("north")
-    bundle.connection.write_text(Connection("north", "127.0.0.1", free_port()).to_yaml())
-    found = check(own, images, connect=True)
-    assert not found.passed
-    assert "server: 127.0.0.1" in texts(found, "problem")
+def test_a_server_that_is_not_there_keeps_the_site_from_training(own, images):
+    own.bundle("north").connection.write_text(Connection("north", "127.0.0.1", free_port()).to_yaml())
+    assert "server: 127.0.0.1" in texts(check(own, images, connect=True), "problem")
 
 
-def test_a_server_that_answers_passes(made: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", ["", "this machine's clock is 60 seconds behind"])
+def test_a_server_that_answers_passes_where_the_clock_is_right(made, images, monkeypatch, clock):
     validity = certificates.validity(certificates.read_certificate(made.certificate))
-    monkeypatch.setattr(checks, "reach", lambda *_: Reached("ok", "it answers", validity))
+    monkeypatch.setattr(checks, "reach", lambda *_: Reachability("ok", "it answers", validity))
+    monkeypatch.setattr(checks, "clock_problem", lambda *_: clock)
     found = check(made, images, connect=True)
-    assert found.passed
-    assert "server: it answers until" in texts(found, "ok")
+    assert found.passed is not bool(clock)
+    assert "it answers until" in texts(found, "ok")
 
 
-def test_several_problems_are_told_at_once(own: ServerFolder, images: Path) -> None:
-    own.bundle("north").key.unlink()
-    (images / "labelled" / "oak").mkdir()
-    problems = texts(check(own, images), "problem")
-    assert "no class 'oak'" in problems
-    assert "node.key" in problems
+# --- the way to the server --------------------------------------------------------------------------------
+@contextmanager
+def listening(certificate=None, key=None):
+    """A server that shakes hands, or one without TLS that says something else; yields the way to it."""
+    context = None
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+
+    def answer():
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:
+                return
+            with plain:
+                try:
+                    if context is None:
+                        plain.recv(1000)
+                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    else:
+                        context.wrap_socket(plain, server_side=True).close()
+                except OSError:
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield Connection("north", "127.0.0.1", server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
-def test_a_wrong_clock_keeps_a_site_from_joining(
-    made: ServerFolder, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validity = certificates.validity(certificates.read_certificate(made.authority))
-    monkeypatch.setattr(checks, "reach", lambda *_: Reached("ok", "it answers", validity))
-    for problem in ("", "this machine's clock is 60 seconds behind"):
-        monkeypatch.setattr(checks, "clock_problem", lambda *_, problem=problem: problem)
-        found = check(made, images, connect=True)
-        assert found.passed is not bool(problem)
-        assert (f"clock: {problem}" in texts(found, "problem")) is bool(problem)
+def serve_as(folder, authority):
+    key, certificate = certificates.make_server("127.0.0.1", authority)
+    certificates.write_private_key(folder / "server.key", key)
+    certificates.write_certificate(folder / "server.crt", certificate)
+    return folder / "server.crt", folder / "server.key"
+
+
+def test_the_right_server_is_recognised(made):
+    with listening(made.certificate, made.key) as way:
+        found = reach(way, made.authority)
+    assert found.outcome == "ok"
+    assert found.certificate.days_left() in (395, 396)
+
+
+def test_servers_that_are_not_this_federations_are_not_trusted(made, tmp_path, monkeypatch):
+    with listening(*serve_as(tmp_path, certificates.make_authority("trees"))) as way:
+        found = reach(way, made.authority)
+        assert (found.outcome, "not the server of this federation" in found.text) == ("untrusted", True)
+    with listening() as way:
+        assert reach(way, made.authority).outcome == "untrusted"
+        assert reach(Connection("north", way.host, way.port, secure=False), made.authority).outcome == "ok"
+    monkeypatch.setattr(certificates, "SERVER_DAYS", 0)
+    authority = certificates.read_private_key(made.authority_key), certificates.read_certificate(made.authority)
+    with listening(*serve_as(tmp_path, authority)) as way:
+        found = reach(way, made.authority)
+        assert (found.outcome, "has ended" in found.text) == ("untrusted", True)
+
+
+def test_a_certificate_for_another_name_is_not_trusted(made, monkeypatch):
+    here = socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
+    with listening(made.certificate, made.key) as way:
+        address = [(*entry[:4], ("127.0.0.1", way.port)) for entry in here]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: address)
+        found = reach(Connection("north", "fed.example.org", way.port), made.authority)
+    assert found.outcome == "untrusted"
+    assert "for another name than fed.example.org" in found.text
+
+
+def test_silence_and_absence_are_unreachable(made, monkeypatch):
+    assert "is the server started" in reach(Connection("north", "127.0.0.1", free_port()), made.authority).text
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = reach(Connection("north", "127.0.0.1", silent.getsockname()[1]), made.authority, timeout=0.2)
+    assert (found.outcome, "firewall" in found.text) == ("unreachable", True)
+
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert reach(Connection("north", "nowhere.invalid", 9092), made.authority).outcome == "unreachable"
+
+
+def test_a_wrong_clock_is_found(made, monkeypatch):
+    way, proxy = Connection("north", "127.0.0.1", free_port()), FleetProxy("127.0.0.1:9", made.authority, keys=set())
+    with ProxyServer(proxy, way.host, way.port, made.certificate, made.key):
+        for ahead, problem in ((0, ""), (60, "ahead of the server's"), (-3600, "behind the server's")):
+            monkeypatch.setattr(checks, "time", SimpleNamespace(time=lambda ahead=ahead: time.time() + ahead))
+            found = clock_problem(way, made.authority)
+            assert (problem in found) if problem else found == ""
+    with listening(made.certificate, made.key) as silent:
+        assert clock_problem(silent, made.authority) == ""
+    assert clock_problem(way, made.authority) == ""

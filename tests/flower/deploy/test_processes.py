@@ -1,20 +1,28 @@
 """Processes that end with what started them."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from feddure.errors import RunError
 from feddure.flower.deploy import processes
-from feddure.flower.deploy.processes import Ended, Process, Together, signals_as_ended, wait_until
-from feddure.flower.deploy.supervise import tethered
+from feddure.flower.deploy.processes import (
+    Process,
+    ProcessGroup,
+    Terminated,
+    began,
+    ending_with_parent,
+    terminating_on_signals,
+    wait_until,
+)
+from waiting import until
 
 SLEEP = [sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(600)"]
 DETACH = """
@@ -25,21 +33,14 @@ time.sleep(600)
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def said(process: Process) -> str:
+def said(process):
     limit = time.monotonic() + 30
-    while not process.last_words() and time.monotonic() < limit:
+    while not process.log_tail() and time.monotonic() < limit:
         time.sleep(0.02)
-    return process.last_words()
+    return process.log_tail()
 
 
-def test_a_process_ends_with_its_block_also_on_failure(tmp_path: Path) -> None:
+def test_a_process_ends_with_its_block_also_on_failure(tmp_path):
     process = Process(SLEEP, os.environ, tmp_path / "log")
     assert said(process) == "hello"
     with pytest.raises(ZeroDivisionError), process:
@@ -47,75 +48,18 @@ def test_a_process_ends_with_its_block_also_on_failure(tmp_path: Path) -> None:
     assert process.ended
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_what_a_process_started_in_another_session_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.1)
-    with Process([sys.executable, "-c", DETACH], os.environ, tmp_path / "log") as process:
-        child = int(said(process))
-        assert is_alive(child)
-    limit = time.monotonic() + 10
-    while is_alive(child) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not is_alive(child)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_what_a_killed_process_leaves_behind_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.1)
-    code = DETACH.replace(", start_new_session=True", "")
-    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
-        child = int(said(process))
-        process.popen.kill()
-        process.popen.wait()
-        assert is_alive(child)
-    limit = time.monotonic() + 10
-    while is_alive(child) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not is_alive(child)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_a_process_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, time; from pathlib import Path; from feddure.flower.deploy.processes import Process\n"
-        f"child = Process({SLEEP!r}, os.environ, Path({str(tmp_path / 'log')!r}))\n"
-        "print(child.popen.pid, flush=True); time.sleep(600)"
-    )
-    with Process([sys.executable, "-c", code], os.environ, tmp_path / "parent") as parent:
-        child = int(said(parent))
-        limit = time.monotonic() + 30
-        while not (tmp_path / "log").read_text() and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert is_alive(child)
-        parent.popen.kill()
-        while is_alive(child) and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert not is_alive(child)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(tmp_path):
     made = tmp_path / "made"
-    command = tethered([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
+    command = ending_with_parent([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
     position = command.index(str(os.getpid()))
     command[position] = "1"  # as if this process had been somebody else's, and gone
     assert subprocess.run(command, check=False).returncode == 0
     assert not made.exists()
 
 
-@pytest.mark.parametrize("proc", [True, False])
-def test_a_process_is_known_by_when_it_began(monkeypatch: pytest.MonkeyPatch, proc: bool) -> None:
-    if not proc:
-        monkeypatch.setattr(processes.Path, "exists", lambda self: False)  # as on systems without /proc
-    with Process(SLEEP, os.environ) as process:
-        pid = process.popen.pid
-        assert processes.began(pid)
-        assert processes.began(pid) == processes.began(pid)
-    assert processes.began(pid) is None
-
-
-def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_END_SECONDS", 0.2)
+def test_a_process_that_will_not_end_is_made_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_TERMINATE_SECONDS", 0.2)
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     )
@@ -124,7 +68,7 @@ def test_a_process_that_will_not_end_is_made_to(tmp_path: Path, monkeypatch: pyt
     assert process.popen.returncode == -signal.SIGKILL
 
 
-def test_a_process_is_asked_to_end_only_once(tmp_path: Path) -> None:
+def test_a_process_is_asked_to_end_only_once(tmp_path):
     code = (
         "import signal, time\n"
         "def leave(number, frame):\n"
@@ -134,16 +78,16 @@ def test_a_process_is_asked_to_end_only_once(tmp_path: Path) -> None:
     )
     with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
         assert said(process) == "here"
-        process.ask_to_end()
-        while "leaving" not in process.last_words():
+        process.terminate()
+        while "leaving" not in process.log_tail():
             time.sleep(0.02)
-    assert (process.last_words().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
+    assert (process.log_tail().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
 
 
-def test_processes_that_need_each_other_end_together() -> None:
+def test_processes_that_need_each_other_end_together():
     staying = Process(SLEEP, os.environ)
     ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
-    with Together(staying, ending) as both:
+    with ProcessGroup(staying, ending) as both:
         first = both.wait()
         assert first is ending
         assert (first.name, first.code) == (Path(sys.executable).name, 3)
@@ -152,86 +96,48 @@ def test_processes_that_need_each_other_end_together() -> None:
     assert staying.ended
 
 
-def test_processes_that_live_have_not_ended() -> None:
-    one, other = Process(SLEEP, os.environ), Process(SLEEP, os.environ)
-    with Together(one, other) as both:
-        assert not both.ended
-        assert one.code is None
-        both.ask_to_end()
-    assert one.code == other.code == -signal.SIGTERM
-
-
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_program_that_is_not_there_is_named():
     with pytest.raises(RunError, match=r"no-such-program: cannot be started.*feddure\[flower\]"):
         Process(["no-such-program"], os.environ)
 
 
-def test_a_process_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("of an earlier start\n")
-    code = "print('port taken'); raise SystemExit(3)"
-    with (
-        Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process,
-        pytest.raises(RunError, match=r"it ended at once \(exit code 3\):\nport taken$"),
-    ):
-        wait_until(lambda: False, process, "it")
-
-
-def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
-    with (
-        Process(SLEEP, os.environ, tmp_path / "log") as process,
-        pytest.raises(RunError, match="not ready after 0 seconds"),
-    ):
-        wait_until(lambda: False, process, "it", seconds=0.2)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_become_an_orderly_end(number: int, code: int) -> None:
+def test_signals_become_an_orderly_end(number, code):
     before = signal.getsignal(number)
-    with pytest.raises(Ended) as ended, signals_as_ended():
+    with pytest.raises(Terminated) as ended, terminating_on_signals():
         signal.raise_signal(number)
     assert (ended.value.exit_code, ended.value.by_user) == (code, number == signal.SIGINT)
     assert signal.getsignal(number) is before
 
 
-def test_code_that_survives_every_error_does_not_survive_the_end() -> None:
-    with pytest.raises(Ended), signals_as_ended(), suppress(Exception):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
-        with signals_as_ended():
+        with terminating_on_signals():
             signal.raise_signal(signal.SIGHUP)
-            with pytest.raises(Ended):
+            with pytest.raises(Terminated):
                 signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_process_starts_in_the_folder_it_is_given(tmp_path: Path) -> None:
-    code = "import os, time; print(os.getcwd(), flush=True); time.sleep(600)"
-    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log", tmp_path) as process:
-        assert said(process) == str(tmp_path.resolve())
+def test_a_second_ctrl_c_does_not_break_off_the_ending():
+    done = []
 
-
-def test_a_second_ctrl_c_does_not_break_off_the_ending() -> None:
-    done: list[str] = []
-
-    def work() -> None:
+    def work():
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
             signal.raise_signal(signal.SIGINT)
             done.append("ended all")
 
-    with pytest.raises(Ended), signals_as_ended():
+    with pytest.raises(Terminated), terminating_on_signals():
         work()
     assert done == ["ended all"]
 
 
-def test_ports_in_use_are_seen() -> None:
+def test_ports_in_use_are_seen():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert processes.is_listening("127.0.0.1", port)
@@ -240,3 +146,114 @@ def test_ports_in_use_are_seen() -> None:
     free = processes.free_port()
     assert not processes.is_listening("127.0.0.1", free)
     processes.expect_free("127.0.0.1", free, "")
+
+
+# --- pidfile --------------------------------------------------------------------------------------
+@pytest.fixture
+def living():
+    with Process(SLEEP, os.environ) as process:
+        yield process
+
+
+def leave(path, process, own):
+    """What a start leaves at a path whose only living process is this one, feddure's own or one of Flower's."""
+    processes.write_pidfile(path, process)
+    noted = [entry for entry in json.loads(path.read_text()) if entry["pid"] == process.popen.pid]
+    path.write_text(json.dumps([entry | ({"name": "feddure"} if own else {}) for entry in noted]))
+
+
+def start(path):
+    with processes.pidfile(path, "site north"):
+        pass
+
+
+def test_an_orphan_is_named_with_what_to_do(tmp_path, living, monkeypatch):
+    monkeypatch.setattr(processes, "_LEFTOVER_SECONDS", 0.0)
+    path, pid = tmp_path / "running.json", living.popen.pid
+    leave(path, living, own=False)
+    with pytest.raises(RunError, match=rf"site north was killed .* \(process {pid}\); end that with `kill {pid}`"):
+        start(path)
+    living.stop()
+    start(path)
+
+
+def test_an_orphan_that_is_about_to_end_is_waited_for(tmp_path, living, monkeypatch):
+    path = tmp_path / "running.json"
+    leave(path, living, own=False)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: living.popen.kill())
+    start(path)
+
+
+def test_a_second_start_is_refused_at_once(tmp_path, living, monkeypatch):
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: pytest.fail("waited"))
+    path = tmp_path / "running.json"
+    leave(path, living, own=True)
+    with pytest.raises(RunError, match=f"site north runs on this machine already.*`kill {living.popen.pid}`"):
+        start(path)
+
+
+def test_a_number_that_went_to_another_process_is_nobody(tmp_path, living):
+    path = tmp_path / "running.json"
+    leave(path, living, own=True)
+    (entry,) = json.loads(path.read_text())
+    path.write_text(json.dumps([entry | {"began": "at another time"}]))
+    start(path)
+
+
+@pytest.mark.parametrize("content", ["", "[{}]", "7"])
+def test_a_damaged_note_names_nobody(tmp_path, content):
+    (tmp_path / "running.json").write_text(content)
+    start(tmp_path / "running.json")
+
+
+def test_an_end_leaves_no_note(tmp_path):
+    path = tmp_path / "running.json"
+    with processes.pidfile(path, "site north"):
+        assert [entry["pid"] for entry in json.loads(path.read_text())] == [os.getpid()]
+    assert not path.exists()
+
+
+# --- kills ------------------------------------------------------------------------------------------------
+def gone(pid):
+    return began(pid) is None
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_process_started_ends_too(tmp_path, monkeypatch, killed):
+    """Also in a session of its own, and where the process itself was killed."""
+    monkeypatch.setattr(processes, "_ORPHAN_SECONDS", 0.1)
+    code = DETACH.replace(", start_new_session=True", "") if killed else DETACH
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process:
+        child = int(said(process))
+        if killed:
+            process.popen.kill()
+            process.popen.wait()
+        assert not gone(child)
+    until(lambda: gone(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_process_ends_with_a_parent_that_is_killed(tmp_path):
+    code = (
+        "import os, sys, time; from pathlib import Path; from feddure.flower.deploy.processes import Process\n"
+        f"child = Process({SLEEP!r}, os.environ, Path({str(tmp_path / 'log')!r}))\n"
+        "print(child.popen.pid, flush=True); time.sleep(600)"
+    )
+    with Process([sys.executable, "-c", code], os.environ, tmp_path / "parent") as parent:
+        child = int(said(parent))
+        until((tmp_path / "log").read_text)
+        assert not gone(child)
+        parent.popen.kill()
+        until(lambda: gone(child))
+
+
+def test_a_process_that_does_not_get_ready_is_quoted(tmp_path):
+    (tmp_path / "log").write_text("of an earlier start\n")
+    code = "print('port taken'); raise SystemExit(3)"
+    with (
+        Process([sys.executable, "-c", code], os.environ, tmp_path / "log") as process,
+        pytest.raises(RunError, match=r"it ended at once \(exit code 3\):\nport taken$"),
+    ):
+        wait_until(lambda: False, process, "it")
+    with Process(SLEEP, os.environ) as process, pytest.raises(RunError, match="not ready after 0 seconds"):
+        wait_until(lambda: False, process, "it", seconds=0.2)

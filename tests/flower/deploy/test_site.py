@@ -1,258 +1,26 @@
-"""A site that joins: what it looks at first, and how it comes back after a crash."""
+"""A site that joins: what it looks at first, how it comes back after a crash, and what its operator sees."""
 
+import itertools
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from flwr.common.config import parse_config_args
 from PIL import Image
 
 from feddure.errors import ConfigError, RunError
+from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, site
-from feddure.flower.deploy.check import CheckUp, check
-from feddure.flower.deploy.connection import Reached
-from feddure.flower.deploy.layout import Bundle, ServerFolder
-from feddure.flower.deploy.processes import Together, began
-
-
-class Ending:
-    """Stands for a SuperNode that the server turns away, or for its SuperExec, which ends when it is told to."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path | None, folder: Path) -> None:
-        self.command, self.environment, self.folder = command, environment, folder
-        self.name, self.code = Path(command[0]).name, 1
-        self.popen = SimpleNamespace(pid=77)
-        self.ended = self.name == "flower-supernode"
-        self.log = log
-
-    def last_words(self) -> str:
-        return f"the last words of {self.name}"
-
-    def ask_to_end(self) -> None:
-        pass
-
-    def end(self) -> None:
-        self.ended = True
-
-
-def supernodes(started: list[Ending]) -> list[Ending]:
-    return [process for process in started if process.name == "flower-supernode"]
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Ending]:
-    found: list[Ending] = []
-
-    def start(*arguments: Any) -> Ending:
-        found.append(Ending(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(site, "Process", start)
-    return found
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
-    monkeypatch.setattr(site, "reach", lambda *_: Reached(outcome, f"the server is {outcome}"))
-
-
-def test_a_supernode_starts_with_the_guard_first_on_its_path(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    shown: list[str] = []
-    bundle = own.bundle("north")
-    site.start(bundle, "north", images, {"device": "cpu"}, shown.append, environment={"OMP_NUM_THREADS": "1"})
-    assert started[0].environment["PATH"].startswith(str(bundle.programs))
-    assert started[0].environment["OMP_NUM_THREADS"] == "1"
-    assert started[0].environment["FLWR_HOME"] == str(bundle.flower_home)
-    assert 'device="cpu"' in started[0].command[-1]
-    assert shown[-1].startswith("$ flower-supernode --superlink 127.0.0.1:9092")
-    assert list(bundle.cache.glob("pixels-*"))  # the first round finds them
-
-
-def test_a_supernode_starts_away_from_the_operators_folder(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    monkeypatch.chdir(own.root)
-    bundle = own.bundle("north")
-    site.start(Bundle(Path("sites/north")), "north", images, {}, print)
-    assert started[0].folder == bundle.flower_home
-    assert started[0].environment["PATH"].startswith(str(bundle.programs))
-    assert str(bundle.key) in started[0].command
-
-
-def test_what_starts_the_training_stands_behind_the_guard_too(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    site.start(own.bundle("north"), "north", images, {}, print)
-    supernode, superexec = started
-    assert (superexec.name, superexec.folder) == ("flower-superexec", supernode.folder)
-    assert superexec.environment == supernode.environment
-    assert superexec.command[-2:] == ["--parent-pid", "77"]
-    port = supernode.command[supernode.command.index("--port") + 1]
-    assert f"127.0.0.1:{port}" in superexec.command
-
-
-def test_a_supernode_does_not_stay_without_a_superexec(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-
-    def fail(self: Ending, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self.ended = False
-        if self.name == "flower-superexec":
-            raise RunError("flower-superexec: cannot be started")
-
-    begin = Ending.__init__
-    monkeypatch.setattr(Ending, "__init__", fail)
-    with pytest.raises(RunError, match="cannot be started"):
-        site.start(own.bundle("north"), "north", images, {}, print)
-    assert [process.ended for process in supernodes(started)] == [True]
-
-
-def test_a_path_that_leads_around_the_guard_starts_nothing(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    around = {"PATH": str(Path(sys.executable).parent)}
-    with pytest.raises(RunError, match="the guard is not what would be started"):
-        site.start(own.bundle("north"), "north", images, {}, print, environment=around)
-    assert started == []
-
-
-@pytest.mark.parametrize("earlier", [False, True])
-def test_others_cannot_look_into_what_a_site_keeps(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch, earlier: bool
-) -> None:
-    answer(monkeypatch, "ok")
-    state = own.bundle("north").state
-    if earlier:
-        state.mkdir(mode=0o755)
-    modes: list[int] = []
-
-    def look(*arguments: Any, **options: Any) -> CheckUp:
-        modes.append(stat.S_IMODE(state.stat().st_mode))
-        return check(*arguments, **options)
-
-    monkeypatch.setattr(site, "check", look)
-    site.start(own.bundle("north"), "north", images, {}, print)
-    assert modes == [0o700]
-
-
-def test_a_server_that_is_not_there_yet_is_waited_for(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "unreachable")
-    shown: list[str] = []
-    site.start(own.bundle("north"), "north", images, {}, shown.append)
-    assert len(supernodes(started)) == 1
-    assert any("keeps trying" in line for line in shown)
-
-
-def test_a_wrong_server_is_never_spoken_to(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "untrusted")
-    with pytest.raises(RunError, match="cannot join:\nthe server is untrusted"):
-        site.start(own.bundle("north"), "north", images, {}, print)
-    assert started == []
-
-
-def test_a_problem_of_the_site_keeps_it_from_starting(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    own.bundle("north").key.chmod(0o644)
-    with pytest.raises(RunError, match="chmod 600"):
-        site.start(own.bundle("north"), "north", images, {}, print)
-    assert started == []
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"device": "cud"}, "engine.device: 'cud' was given"),
-        ({"dp-epsilon": 0.5}, "dp-epsilon was given without clip-norm"),
-        ({"dp-epsilon": 2.0, "clipping-norm": 1.0}, "dp-epsilon: 2.0 was given, expected at most 1"),
-        ({"clipping-norm": -1.0}, "clip-norm: -1.0 was given"),
-    ],
-)
-def test_options_that_would_fail_in_every_round_keep_a_site_from_starting(
-    own: ServerFolder,
-    images: Path,
-    started: list[Ending],
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    problem: str,
-) -> None:
-    answer(monkeypatch, "ok")
-    with pytest.raises(ConfigError, match=problem):
-        site.start(own.bundle("north"), "north", images, options, print)
-    assert started == []
-
-
-def test_a_site_is_not_started_twice_on_a_machine(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    bundle = own.bundle("north")
-    bundle.state.mkdir()
-    parent = os.getppid()
-    noted = [{"pid": parent, "name": "feddure", "began": began(parent)}]
-    bundle.running.write_text(json.dumps(noted))
-    with pytest.raises(RunError, match=f"site north runs on this machine already.*`kill {parent}`"):
-        site.join(bundle, "north", images, {}, print)
-    assert started == []
-    assert json.loads(bundle.running.read_text()) == noted
-
-
-def test_a_link_to_nothing_is_left_out_as_in_the_check(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    (images / "unlabelled" / "broken.png").symlink_to("nowhere.png")
-    assert check(own.bundle("north"), "north", images, connect=False).passed
-    site.start(own.bundle("north"), "north", images, {}, print)
-    assert len(supernodes(started)) == 1
-
-
-class Clock:
-    """Time that passes only where somebody sleeps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(site.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(site.time, "sleep", self.pass_by)
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def every_supernode_ends(monkeypatch: pytest.MonkeyPatch, text: str, code: int, server: str = "ok") -> Clock:
-    """Let every SuperNode write this to its log and end with this code, while a server answers so."""
-    answer(monkeypatch, server)
-    begin = Ending.__init__
-
-    def speak(self: Ending, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self.code = code
-        if self.name == "flower-supernode":
-            assert self.log is not None
-            with self.log.open("a") as file:
-                file.write(text)
-
-    monkeypatch.setattr(Ending, "__init__", speak)
-    return Clock(monkeypatch)
-
+from feddure.flower.deploy.check import Reachability, check
+from feddure.flower.deploy.layout import Bundle, Connection
+from feddure.flower.deploy.processes import ProcessGroup, began
+from feddure.flower.deploy.site import LogFilter
 
 ELSEWHERE = (
     "\x1b[91mERROR\x1b[0m :     Exit Code: 305\nFailed to initialize.\n[code: 9] Failed to activate SuperNode.\n"
@@ -260,151 +28,345 @@ ELSEWHERE = (
 SILENT = "\x1b[92mINFO \x1b[0m:      SuperNode terminated gracefully.\n"
 
 
-def test_a_site_that_counts_as_connected_tries_again_for_a_while(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = every_supernode_ends(monkeypatch, ELSEWHERE, 1)
-    shown: list[str] = []
-    with pytest.raises(RunError, match=r"counts north as connected already.*\n.*last words of flower-supernode"):
-        site.join(own.bundle("north"), "north", images, {}, shown.append)
-    assert clock.now > 60  # longer than the server counts a crashed site as connected
-    assert sum("an earlier start may still count" in line for line in shown) == len(supernodes(started)) - 1
-    assert not any("Exit Code" in line for line in shown)
+class Ending:
+    """Stands for a SuperNode that ends at once, or for its SuperExec, which ends when it is told to."""
+
+    def __init__(self, command, environment, log, folder):
+        self.command, self.environment, self.log, self.folder = command, environment, log, folder
+        self.name, self.code = Path(command[0]).name, 1
+        self.popen = SimpleNamespace(pid=77)
+        self.ended = self.name == "flower-supernode"
+
+    def log_tail(self):
+        return f"the last lines of {self.name}"
+
+    def terminate(self):
+        pass
+
+    def stop(self):
+        self.ended = True
 
 
-def test_a_key_that_the_server_does_not_know_is_told_at_the_site(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "clock_problem", lambda *_: "")
-    every_supernode_ends(monkeypatch, SILENT, 0)
-    bundle = own.bundle("north")
-    with pytest.raises(RunError) as problem:
-        site.join(bundle, "north", images, {}, print)
-    said = str(problem.value)
-    key = certificates.fingerprint(certificates.read_public_key(bundle.public_key))
-    assert "turned this site away: it does not know its key" in said
-    assert f"given:    {bundle.key}, {key}" in said
-    assert "server/nodes/north.pub" in said
-    assert len(supernodes(started)) == 1  # another attempt would end in the same way
-    assert "south" not in said
-    assert bundle.key.read_text().splitlines()[1] not in said
+class North:
+    """A site whose processes are stand-ins, before a server that answers as it is told; time passes by sleeping."""
+
+    def __init__(self, bundle, images, monkeypatch):
+        self.bundle, self.images, self.shown = bundle, ImageFolder(images), []
+        self.started, self.now, self.change = [], 0.0, lambda process: None
+        self._patch = monkeypatch
+        monkeypatch.setattr(site, "Process", self._start)
+        monkeypatch.setattr(site.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(site.time, "sleep", self.sleep)
+        self.server("ok")
+
+    def server(self, outcome, clock=""):
+        self._patch.setattr(site, "reach", lambda *_: Reachability(outcome, f"the server is {outcome}"))
+        self._patch.setattr(site, "clock_problem", lambda *_: clock)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def _start(self, *arguments):
+        process = Ending(*arguments)
+        self.change(process)
+        self.started.append(process)
+        return process
+
+    def every_supernode_ends(self, text, code):
+        def change(process):
+            process.code = code
+            if process.name == "flower-supernode":
+                with process.log.open("a") as file:
+                    file.write(text)
+
+        self.change = change
+
+    @property
+    def supernodes(self):
+        return [process for process in self.started if process.name == "flower-supernode"]
+
+    def start(self, options=None, **more):
+        return site.start(self.bundle, "north", self.images, options or {}, self.shown.append, **more)
+
+    def join(self, verbose=False):
+        """The problem with which joining ended."""
+        with pytest.raises(RunError) as problem:
+            site.join(self.bundle, "north", self.images, {}, self.shown.append, verbose)
+        return str(problem.value)
 
 
-def test_a_supernode_that_somebody_ended_is_not_taken_for_a_wrong_key(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every_supernode_ends(monkeypatch, SILENT, 0, server="unreachable")
-    with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
-        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
+@pytest.fixture
+def north(own, images, monkeypatch):
+    return North(own.bundle("north"), images, monkeypatch)
 
 
-def test_a_wrong_clock_is_not_taken_for_a_wrong_key(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "clock_problem", lambda *_: "this machine's clock is 60 seconds behind")
-    every_supernode_ends(monkeypatch, SILENT, 0)
-    with pytest.raises(RunError, match="turned this site away: this machine's clock is 60 seconds behind"):
-        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
-    assert len(supernodes(started)) > 4  # a clock may be set meanwhile
+# --- the start --------------------------------------------------------------------------------------------
+def test_a_supernode_knows_the_authority_its_key_and_its_images():
+    bundle, way = Bundle(Path("/north")), Connection("north", "fed.example.org", 9092)
+    images = ImageFolder(Path("/my images"), 12)
+    command = site.supernode_command(bundle, way, images, 4000, {"device": "cpu", "clipping-norm": 1.5})
+    given = dict(itertools.pairwise(command))
+    assert given["--superlink"] == "fed.example.org:9092"
+    assert given["--root-certificates"] == "/north/ca.crt"
+    assert given["--auth-supernode-private-key"] == "/north/node.key"
+    assert (given["--host"], given["--isolation"]) == ("127.0.0.1", "process")
+    assert "--insecure" not in command
+    assert parse_config_args([given["--node-config"]]) == {
+        "site": "north",
+        "data": "/my images",
+        "state": "/north/state",
+        "description": "/north/federation.yaml",
+        "depth": 12,
+        "device": "cpu",
+        "clipping-norm": 1.5,
+    }
+    insecure = site.supernode_command(bundle, Connection("north", "h", 1, secure=False), images, 4000)
+    assert "--insecure" in insecure
+    assert "--root-certificates" not in insecure
 
 
-def test_a_supernode_that_had_joined_and_ended_is_started_again(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every_supernode_ends(monkeypatch, f"INFO :      SuperNode ID: 7\n{SILENT}", 0)
-    with pytest.raises(RunError, match=r"flower-supernode ended by itself \(exit code 0\)"):
-        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
-    assert len(supernodes(started)) > 4
+def test_both_processes_start_behind_the_allowlist_and_away_from_the_operators_folder(north, own, monkeypatch):
+    monkeypatch.chdir(own.root)
+    bundle, north.bundle = north.bundle, Bundle(Path("sites/north"))
+    north.start(more_environment={"OMP_NUM_THREADS": "1"})
+    supernode, superexec = north.started
+    assert supernode.environment == superexec.environment
+    assert supernode.environment["PATH"].startswith(str(bundle.programs))
+    assert supernode.environment["OMP_NUM_THREADS"] == "1"
+    assert supernode.folder == superexec.folder == bundle.flower_home
+    assert str(bundle.key) in supernode.command
+    port = supernode.command[supernode.command.index("--port") + 1]
+    assert f"127.0.0.1:{port}" in superexec.command
+    assert superexec.command[-2:] == ["--parent-pid", "77"]
+    assert list(bundle.cache.glob("pixels-*"))  # the first round finds them
 
 
-def test_flowers_logs_and_commands_go_to_files_unless_asked_for(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every_supernode_ends(monkeypatch, ELSEWHERE, 1)
-    bundle = own.bundle("north")
+def test_a_supernode_does_not_stay_without_a_superexec(north):
+    def change(process):
+        process.ended = False
+        if process.name == "flower-superexec":
+            raise RunError("flower-superexec: cannot be started")
+
+    north.change = change
+    with pytest.raises(RunError, match="cannot be started"):
+        north.start()
+    assert [process.ended for process in north.supernodes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "options", "mode", "path", "problem"),
+    [
+        ("untrusted", {}, 0o600, None, "cannot join:\nthe server is untrusted"),
+        ("ok", {}, 0o644, None, "chmod 600"),
+        ("ok", {}, 0o600, str(Path(sys.executable).parent), "feddure's own is not what would be started"),
+        ("ok", {"device": "cud"}, 0o600, None, "engine.device: 'cud' was given"),
+        ("ok", {"dp-epsilon": 0.5}, 0o600, None, "dp-epsilon was given without clip-norm"),
+        ("ok", {"clipping-norm": -1.0}, 0o600, None, "clip-norm: -1.0 was given"),
+    ],
+)
+def test_what_keeps_a_site_from_starting(north, outcome, options, mode, path, problem):
+    north.server(outcome)
+    north.bundle.key.chmod(mode)
+    with pytest.raises((RunError, ConfigError), match=problem):
+        north.start(options, more_environment={"PATH": path} if path else None)
+    assert north.started == []
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(north):
+    north.server("unreachable")
+    north.start()
+    assert len(north.supernodes) == 1
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_others_cannot_look_into_what_a_site_keeps(north, monkeypatch, earlier):
+    state, modes = north.bundle.state, []
+    if earlier:
+        state.mkdir(mode=0o755)
+
+    def look(*arguments, **options):
+        modes.append(stat.S_IMODE(state.stat().st_mode))
+        return check(*arguments, **options)
+
+    monkeypatch.setattr(site, "check", look)
+    north.start()
+    assert modes == [0o700]
+
+
+def test_a_site_is_not_started_twice_on_a_machine(north):
+    north.bundle.state.mkdir()
+    parent = os.getppid()
+    noted = [{"pid": parent, "name": "feddure", "began": began(parent)}]
+    north.bundle.pidfile.write_text(json.dumps(noted))
+    assert f"`kill {parent}`" in north.join()
+    assert north.started == []
+    assert json.loads(north.bundle.pidfile.read_text()) == noted
+
+
+def test_unreadable_files_are_named_and_left_out(north):
+    folder = north.images.path / "unlabelled"
+    (folder / "broken.png").symlink_to("nowhere.png")
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(folder / "deep.png")
+    north.images = ImageFolder(north.images.path, 10)
+    north.start()
+    assert len(north.supernodes) == 1
+    assert any("broken.png" in line for line in north.shown)
+    assert any("deep.png: has pixels up to 4095, but depth=10 was given" in line for line in north.shown)
+
+
+# --- coming back ------------------------------------------------------------------------------------------
+def test_a_site_that_counts_as_connected_tries_again_for_a_while(north):
+    north.every_supernode_ends(ELSEWHERE, 1)
+    problem = north.join()
+    assert "counts north as connected already" in problem
+    assert "the last lines of flower-supernode" in problem
+    assert north.now > 60  # longer than the server counts a crashed site as connected
+    assert not any("Exit Code" in line for line in north.shown)
+
+
+def test_a_key_that_the_server_does_not_know_is_told_once_and_without_the_key(north):
+    north.every_supernode_ends(SILENT, 0)
+    problem = north.join()
+    assert certificates.fingerprint(certificates.read_public_key(north.bundle.public_key)) in problem
+    assert "server/nodes/north.pub" in problem
+    assert "south" not in problem
+    assert north.bundle.key.read_text().splitlines()[1] not in problem
+    assert len(north.supernodes) == 1  # another attempt would end in the same way
+
+
+@pytest.mark.parametrize(
+    ("text", "server", "clock", "problem"),
+    [
+        (SILENT, "unreachable", "", r"flower-supernode ended by itself \(exit code 0\)"),
+        (SILENT, "ok", "this machine's clock is 60 seconds behind", "turned this site away: this machine's clock"),
+        (f"INFO :      SuperNode ID: 7\n{SILENT}", "ok", "", r"flower-supernode ended by itself \(exit code 0\)"),
+    ],
+)
+def test_other_reasons_are_not_taken_for_a_wrong_key_and_tried_again(north, text, server, clock, problem):
+    north.server(server, clock)
+    north.every_supernode_ends(text, 0)
+    assert re.search(problem, north.join())
+    assert len(north.supernodes) > 4
+
+
+def test_a_site_whose_superexec_ends_starts_anew_with_both(north):
+    def change(process):
+        process.ended = process.name == "flower-superexec"
+        process.code = -9
+
+    north.change = change
+    assert "flower-superexec ended by itself (exit code -9)" in north.join()
+    assert len(north.started) == 2 * len(north.supernodes) > 4
+    assert all(supernode.ended for supernode in north.supernodes)
+
+
+def test_a_site_that_crashes_after_hours_comes_back(north, monkeypatch):
+    def live(self, meanwhile):
+        north.sleep(10_000 if len(north.supernodes) == 1 else 1)
+        return north.supernodes[-1]
+
+    monkeypatch.setattr(ProcessGroup, "wait", live)
+    assert "exit code 1" in north.join()
+    assert len(north.supernodes) > 4
+
+
+def test_flowers_logs_and_commands_go_to_files_unless_asked_for(north):
+    north.every_supernode_ends(ELSEWHERE, 1)
     for verbose in (False, True):
-        shown: list[str] = []
-        with pytest.raises(RunError):
-            site.join(bundle, "north", images, {}, shown.append, verbose)
-        assert str(bundle.supernode_log) in shown[0]
-        assert any(line.startswith("$ flower-supernode") for line in shown) is verbose
-        assert any("Failed to initialize." in line for line in shown) is verbose
-    assert {process.log for process in started} == {bundle.supernode_log, bundle.superexec_log}
+        north.shown.clear()
+        north.join(verbose)
+        assert any(line.startswith("$ flower-supernode") for line in north.shown) is verbose
+        assert any("Failed to initialize." in line for line in north.shown) is verbose
+    assert {process.log for process in north.started} == {north.bundle.supernode_log, north.bundle.superexec_log}
 
 
-def test_a_long_log_begins_anew_and_the_one_before_stays(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
+def test_a_long_log_begins_anew_and_the_one_before_stays(north, monkeypatch):
     monkeypatch.setattr(site, "_LOG_BYTES", 10)
-    bundle = own.bundle("north")
-    bundle.state.mkdir()
-    bundle.supernode_log.write_text("what was said long ago")
-    with pytest.raises(RunError):
-        site.join(bundle, "north", images, {}, print)
-    assert not bundle.supernode_log.exists()
-    assert (bundle.state / "supernode.old.log").read_text() == "what was said long ago"
+    north.bundle.state.mkdir()
+    north.bundle.supernode_log.write_text("what was said long ago")
+    north.join()
+    assert not north.bundle.supernode_log.exists()
+    assert (north.bundle.state / "supernode.old.log").read_text() == "what was said long ago"
 
 
-def test_unreadable_files_are_named_at_the_start(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    for number in range(12):
-        (images / "unlabelled" / f"broken-{number:02}.png").write_bytes(b"no image")
-    shown: list[str] = []
-    site.start(own.bundle("north"), "north", images, {}, shown.append)
-    named = [line for line in shown if "broken-" in line]
-    assert len(named) == 10
-    assert any("and 2 more" in line for line in shown)
+# --- Flower's logs ----------------------------------------------------------------------------------------
+class Filtered:
+    """A filter with its two logs, and what it showed."""
+
+    def __init__(self, folder, verbose=False):
+        self.paths, self.raw = (folder / "supernode.log", folder / "superexec.log"), []
+        self.filter = LogFilter(*self.paths, "fed.example.org:9092", self.raw.append, verbose)
+
+    def log(self, supernode="", superexec=""):
+        """Write to the logs; returns what is shown of it, without the time."""
+        before = len(self.raw)
+        for path, text in zip(self.paths, (supernode, superexec), strict=True):
+            with path.open("ab") as file:
+                file.write(text.encode())
+        self.filter.update()
+        return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in self.raw[before:]]
 
 
-def test_the_depth_of_a_sites_images_reaches_its_client_app(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(images / "unlabelled" / "deep.png")
-    shown: list[str] = []
-    site.start(own.bundle("north"), "north", images, {"depth": 10}, shown.append)
-    assert "depth=10" in started[0].command[-1]
-    assert any("deep.png: has pixels up to 4095, but depth=10 was given" in line for line in shown)
+@pytest.fixture
+def filtered(tmp_path):
+    return Filtered(tmp_path)
 
 
-def test_a_site_whose_superexec_ends_starts_anew_with_both(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    Clock(monkeypatch)
-    begin = Ending.__init__
-
-    def lose_the_superexec(self: Ending, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self.ended = self.name == "flower-superexec"
-        self.code = -9
-
-    monkeypatch.setattr(Ending, "__init__", lose_the_superexec)
-    shown: list[str] = []
-    with pytest.raises(
-        RunError, match=r"site north does not stay .*: flower-superexec ended by itself \(exit code -9\)"
-    ):
-        site.join(own.bundle("north"), "north", images, {}, shown.append)
-    assert len(started) == 2 * len(supernodes(started)) > 4
-    assert all(supernode.ended for supernode in supernodes(started))
-    assert any(line.startswith("flower-superexec ended by itself (exit code -9)") for line in shown)
+def info(text):
+    return f"\x1b[92mINFO \x1b[0m:      {text}\n"
 
 
-def test_a_site_that_crashes_after_hours_comes_back(
-    own: ServerFolder, images: Path, started: list[Ending], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "ok")
-    clock = Clock(monkeypatch)
+def error(text):
+    return f"\x1b[91mERROR\x1b[0m :     {text}\n"
 
-    def live(self: Together, meanwhile: Callable[[], None]) -> Ending:
-        clock.pass_by(10_000 if len(supernodes(started)) == 1 else 1)
-        return supernodes(started)[-1]
 
-    monkeypatch.setattr(Together, "wait", live)
-    with pytest.raises(RunError, match="exit code 1"):
-        site.join(own.bundle("north"), "north", images, {}, lambda line: None)
-    assert len(supernodes(started)) > 4
+LOST = "\x1b[93mWARNING\x1b[0m :   Connection attempt failed, retrying in 0.46 seconds\n"
+FOUND = info("Connection successful after 0.47 seconds and 2 tries.")
+
+
+def test_the_connection_is_shown_where_it_changes(filtered):
+    (connected,) = filtered.log(info("Starting Flower SuperNode") + info("SuperNode ID: 77"))
+    assert connected.startswith("connected to fed.example.org:9092")
+    assert filtered.filter.joined
+    (lost,) = filtered.log(LOST + LOST)
+    assert lost.startswith("no connection")
+    assert filtered.log(LOST) == []
+    assert filtered.log(FOUND) == ["connected to fed.example.org:9092 again"]
+    assert filtered.log(superexec=LOST + FOUND) == []  # the site's own processes looking for each other
+
+
+def test_what_was_logged_before_is_not_shown_again(tmp_path):
+    (tmp_path / "supernode.log").write_text(info("SuperNode ID: 77"))
+    filtered = Filtered(tmp_path)
+    assert filtered.log() == []
+    assert not filtered.filter.joined
+
+
+def test_lines_of_the_client_app_are_shown_whole_and_once_and_the_rest_is_not(filtered):
+    line = "feddure: problem: refused\n"
+    noise = "Successfully installed feddure-federation.\nleft out: jane-doe.png: broken\n"
+    assert filtered.log(info("[RUN 7]"), noise + line + line) == ["problem: refused"]
+    assert filtered.log(superexec="feddure: round 1/3: lo") == []
+    assert filtered.log(superexec="ss 2.5\n" + line) == ["round 1/3: loss 2.5", "problem: refused"]
+
+
+def test_a_failed_activation_is_noticed(filtered):
+    text = error("Exit Code: 305\nFailed to initialize.\n[code: 9] Failed to activate SuperNode.")
+    assert filtered.log(text) == []  # its meaning follows with the end
+    assert filtered.filter.activation_failed
+
+
+@pytest.mark.parametrize("text", ["Failed to receive message abc: full", "Failed to send message abc: full", "full"])
+def test_errors_are_shown(filtered, text):
+    (shown,) = filtered.log(error(text))
+    assert "full" in shown
+
+
+def test_logs_cannot_reach_into_the_terminal(filtered):
+    assert filtered.log(superexec="feddure: problem \x1b]0;title\x07\x1b[2J\n") == ["problem"]
+
+
+def test_verbose_shows_every_line(tmp_path):
+    shown = Filtered(tmp_path, verbose=True).log(info("SuperNode ID: 77"), "Successfully installed\n")
+    assert len(shown) == 3
+    assert shown[2].endswith("Successfully installed")

@@ -1,28 +1,197 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and of `consent`. A node of
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and of `policy`. A node of
 Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that the run
-names.
+names. Training itself is the simulator's own code.
 """
 
+import os
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
+import torch
 import yaml
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
-from feddure.errors import FeddureError
-from feddure.flower.app.memory import InContext, Memory, OnDisk
+from feddure import config, methods
+from feddure.config import Experiment
+from feddure.errors import FeddureError, RunError
 from feddure.flower.app.messages import ANSWER, TASK, Task, array_bytes, pack_answer, pack_state, unpack_state
-from feddure.flower.app.policy import check_consent
+from feddure.flower.app.policy import check_policy, check_size
 from feddure.flower.app.privacy import protect
-from feddure.flower.app.sanitize import plain, public_text, say
-from feddure.flower.app.worker import Site, Worker, open_share, open_site, read_experiment
+from feddure.flower.app.private_files import make_private_folder, write_private_file
+from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
+from feddure.flower.app.site_data import Site, open_share, open_site
+from feddure.methods.base import State
+from feddure.simulation.engine import Engine
+from feddure.simulation.evaluate import evaluate
+from feddure.simulation.lanes import Result
+from feddure.simulation.lanes import Task as LaneTask
+from feddure.simulation.server import plan_batches
 
+
+class Memory(Protocol):
+    """What a client remembers between its rounds, such as FedDure's F-reg under `f_reg_memory: client`.
+
+    It never leaves the site. A memory belongs to a run and to the round that made it; the server says which round's
+    update it used last, and the client goes on from that one. So an update that was lost or refused leaves no trace,
+    and a server that goes back to its last checkpoint finds the memory of that time.
+    """
+
+    def recall(self, round_number: int) -> State | None:
+        """The memory of a round; None where it is lost."""
+
+    def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
+        """Keep a round's memory, and of the earlier ones those of the rounds in `also`."""
+
+
+class DiskMemory:
+    """Memories in a folder of the node; they survive its restart."""
+
+    def __init__(self, state: Path, run_name: str):
+        if not (run_name.isascii() and run_name.isalnum()):  # it comes from the server, and becomes a path here
+            raise disclosed(RunError(f"the server calls its run {run_name!r}, expected letters and digits; update it"))
+        self._folder = state / "memory" / run_name
+
+    def recall(self, round_number: int) -> State | None:
+        try:
+            return load_file(self._file(round_number))
+        except (OSError, SafetensorError):
+            return None
+
+    def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
+        for folder in (self._folder.parent, self._folder):
+            make_private_folder(folder, RunError)
+        content = save({name: tensor.cpu().contiguous() for name, tensor in memory.items()})
+        write_private_file(self._file(round_number), content, RunError, durable=True)
+        kept = {self._file(number) for number in (round_number, *also)}
+        for file in self._folder.glob("round-*.safetensors"):
+            if file not in kept:
+                file.unlink(missing_ok=True)
+
+    def _file(self, round_number: int) -> Path:
+        return self._folder / f"round-{round_number}.safetensors"
+
+
+class ContextMemory:
+    """Memories in the state that Flower's simulation keeps for a node."""
+
+    def __init__(self, state: RecordDict, run_name: str):
+        self._state = state
+        self._prefix = f"memory-{run_name}-"
+
+    def recall(self, round_number: int) -> State | None:
+        record = self._state.array_records.get(f"{self._prefix}{round_number}")
+        if record is None:
+            return None
+        return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
+
+    def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
+        kept = {f"{self._prefix}{number}" for number in also}
+        for name in [name for name in self._state.array_records if name.startswith(self._prefix)]:
+            if name not in kept:
+                del self._state[name]
+        self._state[f"{self._prefix}{round_number}"] = ArrayRecord(
+            {name: Array(tensor.cpu().contiguous().numpy()) for name, tensor in memory.items()}
+        )
+
+
+def read_experiment(text: str, device: str = "") -> Experiment:
+    """The run's experiment as a site carries it out: one lane, and nothing compiled unless that was asked for.
+
+    Flower starts a process for each message; compiling would take longer there than it saves.
+    """
+    experiment = config.build(yaml.safe_load(text))
+    engine: dict[str, Any] = {"lanes": 1}
+    if experiment.engine.compile == "auto":
+        engine["compile"] = False
+    if device:
+        engine["device"] = device
+    return config.build(experiment.model_dump() | {"engine": experiment.engine.model_dump() | engine})
+
+
+class Worker:
+    """Trains a site's client; keeps its engine where the process lives longer than one message."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.engine = Engine(experiment.engine)
+        self.method = methods.make(experiment)
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    def train(self, site: Site, task: Task, received: State, memory: Memory) -> tuple[State, dict[str, Any]]:
+        """One round of the site's client: what it uploads, and its answer."""
+        began = time.perf_counter()
+        check_size(self.experiment, task.assignment.steps, task.assignment.unlabelled_batch)
+        before, note = self._recall(task, memory)
+        tests = self._test(site, received) if task.evaluate and len(site.data.dataset.test_images) else {}
+        result = self.work(site, task, received, before)
+        if self.method.memory:
+            memory.keep(task.assignment.round, result.memory, (task.remembered_round, task.checkpointed_round))
+        answer = {
+            "site": site.name,
+            "client": site.client,
+            "round": task.assignment.round,
+            "pid": os.getpid(),
+            "seconds": time.perf_counter() - began,
+            "memory": note,
+            **_means(result),
+            **tests,
+        }
+        return result.upload, answer
+
+    def work(self, site: Site, task: Task, received: State, memory: State) -> Result:
+        """The client's local training, exactly as the simulator's lanes do it."""
+        assignment = task.assignment
+        plan = plan_batches(self.experiment, self.method, assignment, site.data.labelled, site.data.unlabelled)
+        (batches,) = self.engine.images(site.data.dataset).batches([plan], assignment.seed, assignment.round)
+        key = (assignment.seed, assignment.round, assignment.client)
+        program = self.engine.program(self.experiment, site.data.dataset)
+        return self.engine.run(
+            [LaneTask(program, assignment.client, assignment.steps, batches, received, key, memory)]
+        )[0]
+
+    def _recall(self, task: Task, memory: Memory) -> tuple[State, str | None]:
+        if not self.method.memory or not task.remembered_round:
+            return {}, None
+        found = memory.recall(task.remembered_round)
+        if found is None or found.keys() != set(self.method.memory):
+            return {}, f"the memory of round {task.remembered_round} is lost; the client started afresh"
+        return {name: tensor.to(self.device) for name, tensor in found.items()}, None
+
+    def _test(self, site: Site, received: State) -> dict[str, float | int]:
+        """The received model on the site's own test images; nothing where a method sends its model in parts."""
+        if not {"theta", "statistics"} <= received.keys():
+            return {}
+        network = self.engine.program(self.experiment, site.data.dataset).network
+        test_images, classes = self.engine.images(site.data.dataset), len(site.data.dataset.classes)
+        found = evaluate(network, received["theta"], received["statistics"], test_images, classes)
+        images = len(site.data.dataset.test_images)
+        return {"test.accuracy": found["accuracy"], "test.loss": found["loss"], "test.images": images}
+
+
+def _means(result: Result) -> dict[str, float]:
+    """Means over all images and steps of the round; nothing of a single one is told, and true classes never count."""
+    arrays = {name: tensor.double().cpu().numpy() for name, tensor in result.records.items()}
+    found = {name: float(values.mean()) for name, values in arrays.items() if values.ndim == 1}
+    if "weight" in arrays and arrays["weight"].ndim == 2 and arrays["weight"].size:
+        found["weight"] = float(arrays["weight"].mean())
+    return {f"train.{name}": value for name, value in found.items() if np.isfinite(value)}
+
+
+# --- Flower's app ------------------------------------------------------------------------------------
 app = ClientApp()
 
 
@@ -33,10 +202,10 @@ def introduce(message: Message, context: Context) -> Message:
     def answer() -> RecordDict:
         asked = message.content.config_records[TASK]
         site = _open(context, str(asked["experiment"]))
-        for file in site.unreadable:
+        for file in site.data.unreadable:
             print(f"left out: {file.file}: {file.reason}", flush=True)
-        if _is_real(site):
-            say(
+        if site.is_real:
+            log(
                 _refusal(str(asked["refused"])) if "refused" in asked else _introduction(site, str(asked["experiment"]))
             )
         return RecordDict({ANSWER: pack_answer(site.introduce())})
@@ -51,54 +220,53 @@ def train(message: Message, context: Context) -> Message:
     def answer() -> RecordDict:
         task = Task.unpack(message.content.config_records[TASK])
         site = _open(context, task.experiment)
-        if task.left_out and _is_real(site):
-            say(f"warning: the server did not use this site's answer of {plain(task.left_out)}")
+        if task.left_out and site.is_real:
+            log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
         worker = _worker(task.experiment, str(context.node_config.get("device", "")))
         memory: Memory = (
-            OnDisk(site.state, task.run_name) if site.state is not None else InContext(context.state, task.run_name)
+            DiskMemory(site.state, task.run_name)
+            if site.state is not None
+            else ContextMemory(context.state, task.run_name)
         )
-        upload, told = worker.train(site, task, unpack_state(message.content, worker.device), memory)
+        upload, report = worker.train(site, task, unpack_state(message.content, worker.device), memory)
         content = pack_state(upload)
-        content[ANSWER] = pack_answer(told)
-        if _is_real(site):
+        content[ANSWER] = pack_answer(report)
+        if site.is_real:
             rounds = worker.experiment.rounds
-            say(_round_line(told, rounds, array_bytes(message.content), array_bytes(content)))
+            log(_round_line(report, rounds, array_bytes(message.content), array_bytes(content)))
         return content
 
     return _answer(message, context, answer)
 
 
-def _is_real(site: Site) -> bool:
-    """Whether somebody at a site reads its log; a simulation has a line for the rounds of all clients."""
-    return site.state is not None
-
-
 def _introduction(site: Site, experiment: str) -> str:
     asked = yaml.safe_load(experiment) or {}
-    left_out = f" ({len(site.unreadable)} unreadable files are left out)" if site.unreadable else ""
+    left_out = f" ({len(site.data.unreadable)} unreadable files are left out)" if site.data.unreadable else ""
     return (
         f"a run asks for this site: {asked.get('method')}, {asked.get('rounds')} rounds; the server was told of "
-        f"{len(site.labelled):,} labelled and {len(site.unlabelled):,} unlabelled images{left_out}"
+        f"{len(site.data.labelled):,} labelled and {len(site.data.unlabelled):,} unlabelled images{left_out}"
     )
 
 
 def _refusal(reason: str) -> str:
     return (
-        f"problem: the server refuses this site: {plain(reason)}. It takes no part in the run; ask the server's "
+        f"problem: the server refuses this site: {one_line(reason)}. It takes no part in the run; ask the server's "
         "operator, and start the site again once that is settled"
     )
 
 
-def _round_line(told: Mapping[str, Any], rounds: int, received: int, sent: int) -> str:
+def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int) -> str:
     parts = []
-    if "train.loss" in told:
-        parts.append(f"loss {told['train.loss']:.3f}")
-    if "test.accuracy" in told:
-        parts.append(f"received model {100 * told['test.accuracy']:.1f} % on {told['test.images']:,} own test images")
-    parts.append(f"{told['seconds']:.1f} s")
+    if "train.loss" in report:
+        parts.append(f"loss {report['train.loss']:.3f}")
+    if "test.accuracy" in report:
+        parts.append(
+            f"received model {100 * report['test.accuracy']:.1f} % on {report['test.images']:,} own test images"
+        )
+    parts.append(f"{report['seconds']:.1f} s")
     parts.append(f"{_megabytes(received)} received, {_megabytes(sent)} to send")
-    line = f"round {told['round']}/{rounds}: {', '.join(parts)}"
-    return f"{line}; {told['memory']}" if told.get("memory") else line
+    line = f"round {report['round']}/{rounds}: {', '.join(parts)}"
+    return f"{line}; {report['memory']}" if report.get("memory") else line
 
 
 def _megabytes(count: int) -> str:
@@ -110,7 +278,7 @@ def _open(context: Context, experiment: str) -> Site:
     if "partition-id" in node and "data" not in node:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
         return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
-    check_consent(node, experiment)
+    check_policy(node, experiment)
     return open_site(node, str(context.run_config.get("description", "")))
 
 
@@ -125,10 +293,10 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
         return Message(work(), reply_to=message)
     except FeddureError as error:
         problem = public_text(error)
-        say(f"problem: {error}")
+        log(f"problem: {error}")
     except Exception as error:
         problem = public_text(error)
-        say(f"problem: {type(error).__name__}: {error}; this log has the details")
+        log(f"problem: {type(error).__name__}: {error}; this log has the details")
         traceback.print_exc()
-    told = {"problem": problem, "site": context.node_config.get("site")}
-    return Message(RecordDict({ANSWER: pack_answer(told)}), reply_to=message)
+    report = {"problem": problem, "site": context.node_config.get("site")}
+    return Message(RecordDict({ANSWER: pack_answer(report)}), reply_to=message)

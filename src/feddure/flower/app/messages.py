@@ -22,7 +22,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddure.errors import RunError
-from feddure.flower.app.sanitize import plain, sayable
+from feddure.flower.app.sanitize import disclosed, one_line
 from feddure.methods.base import Client, Method, State
 from feddure.simulation.program import Program
 from feddure.simulation.server import Assignment
@@ -30,7 +30,7 @@ from feddure.simulation.server import Assignment
 PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
 QUERY, TRAIN = "query", "train"
 MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d", "reach"})
-"""What the package's own methods tell of a round's steps."""
+"""Means over a round's steps that the package's own methods report."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -50,8 +50,8 @@ class Task:
     left_out: str = ""  # the last round in which the server could not use this site's answer, and why
 
     def pack(self) -> ConfigRecord:
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignment"}
-        return ConfigRecord(asdict(self.assignment) | plain)
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignment"}
+        return ConfigRecord(asdict(self.assignment) | own)
 
     @staticmethod
     def unpack(record: ConfigRecord) -> "Task":
@@ -60,7 +60,7 @@ class Task:
             others = {field.name: record[field.name] for field in fields(Task) if field.name != "assignment"}
             return Task(assignment, **others)  # type: ignore[arg-type]
         except KeyError as missing:
-            raise sayable(
+            raise disclosed(
                 RunError(
                     f"the server's message has no {missing}: install the same version of feddure at server and sites"
                 )
@@ -98,7 +98,7 @@ def upload_shapes(program: Program) -> Shapes:
 def find_problem(upload: State, expected: Shapes) -> str:
     """Why an upload cannot be used, or nothing."""
     if upload.keys() != expected.keys():
-        return f"sent arrays {plain(_names(upload))}, expected {_names(expected)}"
+        return f"sent arrays {one_line(_names(upload))}, expected {_names(expected)}"
     for name, (shape, dtype) in expected.items():
         found = upload[name]
         if tuple(found.shape) != shape:
@@ -108,8 +108,8 @@ def find_problem(upload: State, expected: Shapes) -> str:
     return ""
 
 
-def means_of(method: Method) -> Callable[[str], bool]:
-    """Whether a site under this method may tell a mean of this name; a method of somebody's own may have its own."""
+def accepts_mean(method: Method) -> Callable[[str], bool]:
+    """Whether a site under this method may report a mean of this name; a user's own method may have its own."""
     if type(method).__module__.startswith("feddure.methods."):
         return MEANS.__contains__
     return lambda name: re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is not None

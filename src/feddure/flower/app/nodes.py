@@ -1,84 +1,156 @@
-"""Which sites are connected: every node is asked who it is, and again when it restarts or was refused a while ago."""
+"""The nodes of a federation: messages to them, and which site each of them is.
+
+Every node is asked who it is, and again when it restarts or was refused a while ago.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddure.errors import RunError
-from feddure.flower.app.exchange import Exchange, read_reply
-from feddure.flower.app.messages import QUERY, TASK
-from feddure.flower.app.sanitize import plain
+from feddure.flower.app.messages import ANSWER, QUERY, TASK
+from feddure.flower.app.sanitize import log, one_line
 from feddure.simulation.server import ImageCounts
 from feddure.version import VERSION
 
-_PAUSE = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_UPDATE_SECONDS = 0.5
 _REMIND_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 60.0
 _MOST = 10**8  # images or clients; a larger number is a mistake, and would spoil the batches of all
 _NAME = 60  # characters of a name that is shown
+_REQUIRED = {"site", "client", "clients", "fingerprint", "labelled", "unlabelled", "unreadable"}
+_MEANINGS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.NODE_UNAVAILABLE: "the connection was lost before an answer came",
+}
 
-_TOLD = {"site", "client", "clients", "fingerprint", "labelled", "unlabelled", "unreadable"}
 
-Say = Callable[[str], None]
+class PendingMessages:
+    """Messages under way, each under a name of the caller's choice."""
+
+    def __init__(self, grid: Grid):
+        self._grid = grid
+        self._waiting: dict[str, tuple[int, float]] = {}  # message id → name, deadline
+
+    def send(self, contents: Mapping[int, tuple[int, RecordDict]], kind: str, timeout: float) -> list[int]:
+        """Send to nodes: name → (node, content); returns the names that could not be sent."""
+        messages = [
+            Message(content, dst_node_id=node, message_type=kind, ttl=timeout) for node, content in contents.values()
+        ]
+        ids = list(self._grid.push_messages(messages)) if messages else []
+        ids += [""] * (len(messages) - len(ids))
+        deadline = time.monotonic() + timeout
+        failed = []
+        for name, number in zip(contents, ids, strict=True):
+            if number:
+                self._waiting[number] = name, deadline
+            else:
+                failed.append(name)
+        return failed
+
+    def collect(self) -> dict[int, Message | None]:
+        """The answers that have come since, and None for those whose time is up."""
+        found: dict[int, Message | None] = {}
+        if self._waiting:
+            for reply in self._grid.pull_messages(list(self._waiting)):
+                waiting = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+                if waiting is not None:
+                    found[waiting[0]] = reply
+        for number, (name, deadline) in list(self._waiting.items()):
+            if time.monotonic() > deadline:
+                del self._waiting[number]
+                found[name] = None
+        return found
+
+    def collect_all(self) -> dict[int, Message | None]:
+        """Wait until every message has an answer or its time is up."""
+        found: dict[int, Message | None] = {}
+        pause = _FIRST_PAUSE
+        while self._waiting:
+            found |= self.collect()
+            if self._waiting:
+                time.sleep(pause)
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
+        return found
+
+    def waits_for(self, name: int) -> bool:
+        """Whether a message of this name is under way."""
+        return any(name == other for other, _ in self._waiting.values())
+
+
+def read_reply(reply: Message | None) -> tuple[dict, str]:
+    """What a node answered, or why it did not."""
+    if reply is None:
+        return {}, "no answer in time"
+    if reply.has_error():
+        if reply.error.code in _MEANINGS:
+            return {}, _MEANINGS[reply.error.code]
+        lines = (reply.error.reason or "").strip().splitlines()
+        return {}, f"error {reply.error.code}: {one_line(lines[-1]) if lines else 'no reason given'}"
+    answer = dict(reply.content.config_records.get(ANSWER, {}))
+    if not answer:
+        return {}, "the answer holds nothing: is this node's app another one?"
+    return answer, one_line(answer.get("problem", ""))
 
 
 @dataclass(frozen=True)
-class Member:
-    """A connected site."""
+class ConnectedSite:
+    """A site that a node speaks for, and what it said of itself."""
 
-    site: str
-    client: int
+    name: str
     node: int
     clients: int
-    holding: ImageCounts
+    counts: ImageCounts
     unreadable: int
 
 
-class Roster:
+class ConnectedSites:
     """The sites that answered, by client number; who is refused is named with the reason."""
 
-    def __init__(self, grid: Grid, sites: tuple[str, ...], fingerprint: str, experiment: str, timeout: float, say: Say):
+    def __init__(self, grid: Grid, sites: tuple[str, ...], fingerprint: str, experiment: str, timeout: float):
         """`sites` and `fingerprint` are the description's; without them any client of a simulation is welcome."""
-        self.members: dict[int, Member] = {}
+        self.by_client: dict[int, ConnectedSite] = {}
         self.refused: dict[int, str] = {}  # node → why
         self._grid = grid
         self._sites = sites
         self._fingerprint = fingerprint
         self._experiment = experiment
         self._timeout = timeout
-        self._say = say
-        self._exchange = Exchange(grid)
-        self._known: dict[int, str] = {}  # node → when it was last started, for those that were asked
+        self._pending = PendingMessages(grid)
+        self._asked: dict[int, str] = {}  # node → when it was last started, for those that were asked
         self._refused_at: dict[int, float] = {}
-        self._untold: dict[int, str] = {}  # node → the server's own reason to refuse it, which it has not heard yet
+        self._objections: dict[int, str] = {}  # node → the server's own reason to refuse it, which it has not heard yet
         self._names: dict[int, str] = {}  # node → the name its key was registered under
 
     def update(self) -> None:
         """Ask new nodes, hear their answers, and forget nodes that are gone; waits for nobody."""
         nodes = {info.node_id: info for info in self._grid.get_nodes()}
-        self._names = {node: plain(info.name, _NAME) for node, info in nodes.items() if info.name}
-        for client, member in list(self.members.items()):
-            if member.node not in nodes:
-                del self.members[client]
-                self._say(f"site '{member.site}' is no longer connected")
+        self._names = {node: one_line(info.name, _NAME) for node, info in nodes.items() if info.name}
+        for client, site in list(self.by_client.items()):
+            if site.node not in nodes:
+                del self.by_client[client]
+                log(f"site '{site.name}' is no longer connected")
         old = {node for node, when in self._refused_at.items() if time.monotonic() - when > _ASK_AGAIN_SECONDS}
-        self._known = {node: since for node, since in self._known.items() if node in nodes and node not in old}
+        self._asked = {node: since for node, since in self._asked.items() if node in nodes and node not in old}
         self.refused = {node: why for node, why in self.refused.items() if node in nodes}
         started = {node: info.last_activated_at for node, info in nodes.items()}
-        new = [node for node in started if self._known.get(node) != started[node] or node in self._untold]
-        contents = {node: (node, self._question(node)) for node in new if not self._exchange.waits_for(node)}
-        failed = self._exchange.send(contents, QUERY, self._timeout)
+        new = [node for node in started if self._asked.get(node) != started[node] or node in self._objections]
+        contents = {node: (node, self._question(node)) for node in new if not self._pending.waits_for(node)}
+        failed = self._pending.send(contents, QUERY, self._timeout)
         asked = [node for node in contents if node not in failed]
-        self._known |= {node: started[node] for node in asked}
-        self._untold = {node: why for node, why in self._untold.items() if node in nodes and node not in asked}
-        for node, reply in self._exchange.collect().items():
+        self._asked |= {node: started[node] for node in asked}
+        self._objections = {node: why for node, why in self._objections.items() if node in nodes and node not in asked}
+        for node, reply in self._pending.collect().items():
             answer, problem = read_reply(reply)
             if reply is None or reply.has_error():
-                self._known.pop(node, None)  # it may be on its way up: ask again
+                self._asked.pop(node, None)  # it may be on its way up: ask again
             if node in nodes:
                 self._admit(node, answer, problem)
 
@@ -87,23 +159,23 @@ class Roster:
         deadline, reminder = time.monotonic() + seconds, 0.0
         while True:
             self.update()
-            if len(self.members) >= wanted:
+            if len(self.by_client) >= wanted:
                 return
             now = time.monotonic()
-            state = f"{len(self.members)} of {wanted} sites are connected{self._absent()}"
+            state = f"{len(self.by_client)} of {wanted} sites are connected{self._absent()}"
             if now > reminder:
-                self._say(f"waiting for sites: {state}")
+                log(f"waiting for sites: {state}")
                 reminder = now + _REMIND_SECONDS
             if now > deadline:
                 raise RunError(
                     f"waited {seconds:g} seconds, but {state}; start the others, then go on with resume=true"
                 )
-            time.sleep(_PAUSE)
+            time.sleep(_UPDATE_SECONDS)
 
     def wait_for_simulation(self, seconds: float) -> int:
         """Until all clients of Flower's simulation have answered; returns their number."""
         self.wait(1, seconds)
-        clients = max(member.clients for member in self.members.values())
+        clients = max(site.clients for site in self.by_client.values())
         self.wait(clients, seconds)
         return clients
 
@@ -111,9 +183,23 @@ class Roster:
         """A client's site."""
         return self._sites[client] if self._sites else f"client-{client}"
 
+    def describe(self) -> list[dict[str, Any]]:
+        """What the connected sites said of themselves, for the run's folder."""
+        return [
+            {
+                "site": site.name,
+                "client": client,
+                "node": str(site.node),
+                "labelled": site.counts.labelled,
+                "unlabelled": site.counts.unlabelled,
+                "unreadable": site.unreadable,
+            }
+            for client, site in sorted(self.by_client.items())
+        ]
+
     def _question(self, node: int) -> RecordDict:
         """Who a node is; one that the server refused hears why, for the person who started it."""
-        refused = {"refused": self._untold[node]} if node in self._untold else {}
+        refused = {"refused": self._objections[node]} if node in self._objections else {}
         return RecordDict({TASK: ConfigRecord({"experiment": self._experiment, **refused})})
 
     def _admit(self, node: int, answer: dict[str, Any], problem: str) -> None:
@@ -121,34 +207,32 @@ class Roster:
         problem = problem or objection
         if problem:
             # The operator chose the registered name; what a node calls itself may be anything.
-            who = self._names.get(node) or plain(answer.get("site", ""), _NAME) or f"node {node}"
-            told = f"site '{who}': {problem}"
-            if self.refused.get(node) != told:
-                self._say(f"refused (node {node}): {told}")
+            who = self._names.get(node) or one_line(answer.get("site", ""), _NAME) or f"node {node}"
+            reason = f"site '{who}': {problem}"
+            if self.refused.get(node) != reason:
+                log(f"refused (node {node}): {reason}")
                 if objection:  # a problem of the site's own is in its log already
-                    self._untold[node] = told
-            self.refused[node], self._refused_at[node] = told, time.monotonic()
-            for client, member in list(self.members.items()):
-                if member.node == node:
-                    del self.members[client]
+                    self._objections[node] = reason
+            self.refused[node], self._refused_at[node] = reason, time.monotonic()
+            self.by_client = {client: site for client, site in self.by_client.items() if site.node != node}
             return
         self.refused.pop(node, None)
         self._refused_at.pop(node, None)
-        holding = ImageCounts(answer["labelled"], answer["unlabelled"])
+        counts = ImageCounts(answer["labelled"], answer["unlabelled"])
         client = answer["client"]
-        member = Member(self.name(client), client, node, answer["clients"], holding, answer["unreadable"])
-        self.members[client] = member
-        unreadable = f", {member.unreadable} unreadable files left out" if member.unreadable else ""
-        self._say(
-            f"site '{member.site}' is connected (node {node}): {holding.labelled} labelled and "
-            f"{holding.unlabelled} unlabelled images{unreadable}"
+        site = ConnectedSite(self.name(client), node, answer["clients"], counts, answer["unreadable"])
+        self.by_client[client] = site
+        unreadable = f", {site.unreadable} unreadable files left out" if site.unreadable else ""
+        log(
+            f"site '{site.name}' is connected (node {node}): {counts.labelled} labelled and "
+            f"{counts.unlabelled} unlabelled images{unreadable}"
         )
         if answer.get("version") != VERSION:
-            version = plain(answer.get("version"), _NAME)
-            self._say(f"note: site '{member.site}' runs feddure {version}, the server {VERSION}")
+            version = one_line(answer.get("version"), _NAME)
+            log(f"note: site '{site.name}' runs feddure {version}, the server {VERSION}")
 
     def _objection(self, node: int, answer: dict[str, Any]) -> str:
-        if not answer.keys() >= _TOLD:
+        if not answer.keys() >= _REQUIRED:
             return "its answer lacks what a site says of itself; install the same version of feddure everywhere"
         site, client = answer["site"], answer["client"]
         if self._sites:
@@ -161,15 +245,15 @@ class Roster:
                 return f"its key is that of this site, but it says that it is '{site}'"
         for kind in ("client", "clients", "labelled", "unlabelled", "unreadable"):
             if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= _MOST:
-                return f"it says that its number of '{kind}' is {plain(repr(answer[kind]), _NAME)}"
+                return f"it says that its number of '{kind}' is {one_line(repr(answer[kind]), _NAME)}"
         if client >= answer["clients"]:
             return f"it says that it is client {client} of {answer['clients']}, expected a number from 0"
-        present = self.members.get(client)
+        present = self.by_client.get(client)
         if present is not None and present.node != node:
             return f"a node that says it is this site is connected already (node {present.node})"
         return ""
 
     def _absent(self) -> str:
-        absent = [site for client, site in enumerate(self._sites) if client not in self.members]
+        absent = [site for client, site in enumerate(self._sites) if client not in self.by_client]
         reasons = "".join(f"; {why}" for why in self.refused.values())
         return (f" (not {', '.join(absent)})" if absent else "") + reasons

@@ -13,7 +13,7 @@ import yaml
 from feddure import methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
-from feddure.flower.app.sanitize import sayable
+from feddure.flower.app.sanitize import disclosed
 from feddure.methods.fedmatch import FedMatch
 
 MOST_IMAGES = 10**8
@@ -22,20 +22,20 @@ MOST_IN_STEP = 2**16
 """Images that a server may ask a site to take in one step."""
 
 
-def check_consent(node: Mapping[str, Any], experiment: str) -> None:
+def check_policy(node: Mapping[str, Any], experiment: str) -> None:
     """Refuse an experiment, as YAML, that the node's configuration does not allow; nothing is imported for it."""
     tree = yaml.safe_load(experiment) or {}
     wanted = {name: str(tree.get(name) or "") for name in ("method", "model")}
     for name, value in wanted.items():
         if ":" in value and not _allows(node, "modules", default=False):
-            raise sayable(
+            raise disclosed(
                 ConfigError(
                     f"{name} '{value}': own modules are not allowed at this site; allow them with modules=true"
                 ),
                 "own modules are not allowed at this site",
             )
-    if shares_parameters(wanted["method"]) and not _allows(node, "helpers", default=True):
-        raise sayable(
+    if relays_uploads(wanted["method"]) and not _allows(node, "helpers", default=True):
+        raise disclosed(
             ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),
             f"this site declines method '{wanted['method']}', which sends its parameters to other sites as helpers",
         )
@@ -45,7 +45,7 @@ def check_size(experiment: Experiment, steps: int, unlabelled_batch: int) -> Non
     """Refuse a round that no site could carry out."""
     in_step = experiment.labelled_batch + unlabelled_batch
     if steps < 1 or unlabelled_batch < 0 or in_step > MOST_IN_STEP or steps * in_step > MOST_IMAGES:
-        raise sayable(
+        raise disclosed(
             ConfigError(
                 f"the server asks for {steps} steps on {in_step} images each, expected at most {MOST_IN_STEP} images "
                 f"in a step and {MOST_IMAGES} in a round"
@@ -53,7 +53,7 @@ def check_size(experiment: Experiment, steps: int, unlabelled_batch: int) -> Non
         )
 
 
-def shares_parameters(method: str) -> bool:
+def relays_uploads(method: str) -> bool:
     """Whether the method's server hands what one site sent to other sites."""
     found = methods.METHODS.get(method)
     return found is not None and issubclass(found, FedMatch)

@@ -21,7 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from feddure.errors import ConfigError
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
-from feddure.flower.app.sanitize import say
+from feddure.flower.app.sanitize import log
 
 _NORM_KEY = "clipping_norm"  # where Flower's mod looks for the norm
 _PUBLIC = ("site", "client", "round", "pid", "seconds", "memory")
@@ -58,6 +58,15 @@ class Protection:
             min(delta, default=1e-5),
         )
 
+    @staticmethod
+    def of_options(options: Mapping[str, Any]) -> "Protection":
+        """What a site's or a run's options ask for; mistakes are named as the command line calls the options."""
+        try:
+            given = (options.get("clipping-norm", 0.0), options.get("dp-epsilon", 0.0), options.get("dp-delta", 1e-5))
+            return Protection(*given)
+        except ConfigError as problem:
+            raise ConfigError(str(problem).replace("clipping-norm", "clip-norm")) from None
+
 
 def protect(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """A mod around the client's training: applies Flower's clipping or local-DP mod to what it uploads.
@@ -68,10 +77,10 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     try:
         protection = Protection.of(message.content.config_records[TASK], context.node_config)
     except ConfigError as error:
-        say(f"problem: {error}")
+        log(f"problem: {error}")
         return _refuse(message, str(error))  # it names options and numbers, nothing of the site
     except (TypeError, ValueError) as error:
-        say(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})")
+        log(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})")
         return _refuse(message, "the site's options of privacy are not numbers")
     reply = call_next(message, context)
     if not protection.clipping_norm or reply.has_error() or PARAMETERS not in reply.content.array_records:
@@ -79,7 +88,7 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     sent, received = reply.content.array_records[PARAMETERS], message.content.array_records[PARAMETERS]
     problem = _problem(protection, sent, received, reply.content.array_records.get(STATISTICS, {}))
     if problem:
-        say(f"problem: {problem}")
+        log(f"problem: {problem}")
         return _refuse(message, problem)
     shown = RecordDict(
         {

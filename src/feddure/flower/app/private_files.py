@@ -1,12 +1,13 @@
-"""Files at a site that nobody but the node's own user may read: pixels of its images, and what its client learnt."""
+"""Files that nobody but their owner may read: keys, pixels of a site's images, what its client learnt."""
 
+import os
 from pathlib import Path
 
 from feddure.errors import FeddureError
 from feddure.files import write_whole
 
 
-def make_folder(folder: Path, error: type[FeddureError]) -> None:
+def make_private_folder(folder: Path, error: type[FeddureError]) -> None:
     """Make a folder, and those above it that are missing, for its owner alone; one that is there becomes so."""
     try:
         for missing in reversed([above for above in folder.parents if not above.exists()]):
@@ -14,12 +15,18 @@ def make_folder(folder: Path, error: type[FeddureError]) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
     except OSError as problem:
-        raise error(
-            f"{folder}: cannot be made private ({problem.strerror}); name a state folder that this user can write"
-        ) from None
+        raise error(f"{folder}: cannot be made private ({problem.strerror}); choose a place you can write to") from None
 
 
-def write_file(path: Path, content: bytes, error: type[FeddureError], durable: bool = False) -> None:
-    """Write a file whole, for its owner alone; until it has its mode, only its private folder protects it."""
-    write_whole(path, content, error, durable)
-    path.chmod(0o600)
+def write_private_file(path: Path, content: bytes, error: type[FeddureError], durable: bool = False) -> None:
+    """Write a file whole, for its owner alone, also while it is being written."""
+    before = os.umask(0o077)
+    try:
+        write_whole(path, content, error, durable)
+    finally:
+        os.umask(before)
+
+
+def is_private(path: Path) -> bool:
+    """Whether a file can be read by its owner alone; where the system knows no such thing, yes."""
+    return os.name == "nt" or path.stat().st_mode & 0o077 == 0

@@ -1,18 +1,23 @@
-"""The run's options, as Flower's `--run-config` and an app's pyproject.toml give them."""
+"""A run's options, as Flower's `--run-config` gives them, and the app whose pyproject.toml has their defaults."""
 
+import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from feddure import config
 from feddure.config import Experiment
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, RunError
+from feddure.files import write_whole
+from feddure.flower.app import APP_NAME, CLIENT_APP, PUBLISHER, SERVER_APP
 from feddure.flower.app import description as descriptions
-from feddure.flower.app import location as places
 from feddure.flower.app.description import Description, did_you_mean
-from feddure.flower.app.location import Place
+from feddure.flower.app.site_data import ImageFolder
+from feddure.simulation import runs
+from feddure.version import VERSION
 
 KEYS: dict[str, tuple[Any, str]] = {
     "preset": ("", "Preset to start from, such as demo; empty for the defaults."),
@@ -35,6 +40,26 @@ KEYS: dict[str, tuple[Any, str]] = {
 }
 """Every key with its default and meaning."""
 
+_HEAD = """\
+# A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
+[project]
+name = "{name}"
+version = {version}
+description = "Federated semi-supervised learning with feddure"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "{publisher}"
+
+[tool.flwr.app.components]
+serverapp = "{server_app}"
+clientapp = "{client_app}"
+
+# Change any of these for one run with: flwr run . CONNECTION --run-config 'rounds=10 method="feddure"'
+[tool.flwr.app.config]
+"""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -44,7 +69,7 @@ class RunOptions:
     description: Description | None  # None in Flower's simulation
     folder: Path
     resume: bool
-    tests: Place | None
+    tests: ImageFolder | None
     minimum_sites: int
     wait_seconds: float
     timeout_seconds: float
@@ -57,12 +82,7 @@ class RunOptions:
 
 def read(given: Mapping[str, Any]) -> RunOptions:
     """The options in a run's configuration; what is not given has its default."""
-    for key in given:
-        if key not in KEYS:
-            known = tuple(KEYS)
-            raise ConfigError(
-                f"run-config: unknown key '{key}'; there are: {', '.join(known)}{did_you_mean(key, known)}"
-            )
+    _expect_known(given)
     values = {key: _typed(key, given.get(key, default), default) for key, (default, _) in KEYS.items()}
     text = values["description"].strip()
     description = descriptions.parse(text, "run-config description") if text else None
@@ -76,7 +96,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         description=description,
         folder=Path(values["run-folder"]).expanduser(),
         resume=values["resume"],
-        tests=places.read(values["test-folder"], "test-folder") if values["test-folder"] else None,
+        tests=ImageFolder.parse(values["test-folder"], "test-folder") if values["test-folder"] else None,
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,
@@ -86,6 +106,20 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         data_dir=values["data-dir"],
         clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )
+
+
+def as_resumed(options: RunOptions) -> RunOptions:
+    """The options of a run that goes on: what was settled when it began stays so."""
+    present = runs.read_config(options.folder) if options.resume else None
+    if present is None:
+        return options
+    tree = options.experiment.model_dump()
+    if options.experiment.unlabelled_batch == "auto":
+        tree["unlabelled_batch"] = present.unlabelled_batch
+    if options.description is None and not options.clients_given:
+        tree["partition"]["clients"] = present.partition.clients
+        tree["clients_per_round"] = min(tree["clients_per_round"], present.partition.clients)
+    return replace(options, experiment=config.build(tree))
 
 
 def _experiment(values: dict[str, Any], description: Description | None, sets: list[str]) -> Experiment:
@@ -115,3 +149,54 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     if isinstance(value, float) and not value >= 0:
         raise ConfigError(f"run-config {key}: {value!r} was given, expected 0 or more")
     return value
+
+
+def write_app(folder: Path, description: Description | None, defaults: Mapping[str, Any] | None = None) -> None:
+    """Write what `flwr run FOLDER` needs: an app that points at this package; `defaults` are values for `KEYS`.
+
+    Without a description the app is for Flower's simulation, on the data set that the configuration names.
+    """
+    _expect_known(defaults or {})
+    values = {key: default for key, (default, _) in KEYS.items()}
+    if description is None:
+        values["preset"] = "demo"  # minutes on two CPU cores
+    values |= defaults or {}
+    if description is not None:
+        values["description"] = description.to_yaml()
+    lines = [f"# {meaning}\n{key} = {_toml(values[key])}\n" for key, (_, meaning) in KEYS.items()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: cannot be made ({problem.strerror})") from None
+    about = {"name": APP_NAME, "publisher": PUBLISHER, "server_app": SERVER_APP, "client_app": CLIENT_APP}
+    head = _HEAD.format(version=_toml(VERSION), **about)
+    write_whole(folder / "pyproject.toml", (head + "".join(lines)).encode(), RunError)
+
+
+def update_app(folder: Path, description: Description) -> None:
+    """Let an app that another version of feddure wrote point at this one; its defaults stay."""
+    try:
+        app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        current = app["components"]["clientapp"] == CLIENT_APP
+        defaults = {key: value for key, value in app.get("config", {}).items() if key in KEYS}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        current, defaults = False, {}
+    if not current:
+        write_app(folder, description, defaults)
+
+
+def _expect_known(keys: Iterable[str]) -> None:
+    known = tuple(KEYS)
+    for key in keys:
+        if key not in KEYS:
+            raise ConfigError(
+                f"run-config: unknown key '{key}'; there are: {', '.join(known)}{did_you_mean(key, known)}"
+            )
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False)  # TOML's basic strings know all of JSON's escapes

@@ -1,33 +1,45 @@
-"""What a site says to the server: without paths and names on its way out, and harmless on its way in."""
+"""Texts between sites and server: nothing private on the way out, harmless where they are shown."""
 
+import re
 from typing import Any, TypeVar
 
 from feddure.errors import FeddureError
 
-SAID = "feddure: "
+LOG_PREFIX = "feddure: "
 """How every line begins that is meant for the person at this end; the rest of a log is Flower's."""
 _PUBLIC = "public"
+_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _Error = TypeVar("_Error", bound=FeddureError)
 
 
-def plain(text: Any, most: int = 300) -> str:
-    """A text that may come from anyone, as one line of printable characters and of bounded length."""
-    found = str(text)[: most + 1]
-    found = "".join(character if character.isprintable() else " " for character in found)
-    return found if len(found) <= most else found[: most - 1] + "…"
+def printable(text: str, limit: int = 2000) -> str:
+    """Lines without anything that a terminal would obey: sites and logs must leave titles and earlier lines alone."""
+    cut = text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more)"
+    return "".join(_shown(character) for character in _ESCAPE_SEQUENCE.sub("", cut))
 
 
-def say(text: str) -> None:
+def one_line(text: Any, limit: int = 300) -> str:
+    """A text that may come from anyone, as one printable line of bounded length."""
+    return printable(str(text), limit).replace("\n", " ")
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return " " if character.isspace() else "\N{REPLACEMENT CHARACTER}"
+
+
+def log(text: str) -> None:
     """A line in the log of this process: `flwr log` shows the server's, `feddure federate site` a site's."""
-    print(f"{SAID}{plain(text, 2000)}", flush=True)
+    print(f"{LOG_PREFIX}{one_line(text, 2000)}", flush=True)
 
 
-def sayable(error: _Error, public: str = "") -> _Error:
-    """The error, with what the server may be told of it: `public`, or all of it where it names nothing of the site."""
-    setattr(error, _PUBLIC, public or str(error))
+def disclosed(error: _Error, text: str = "") -> _Error:
+    """The error, with what the server may be told of it: `text`, or all of it where it names nothing of the site."""
+    setattr(error, _PUBLIC, text or str(error))
     return error
 
 
 def public_text(error: BaseException) -> str:
-    """What the server is told of an error; the text itself may name folders, files and so patients."""
+    """What the server is told of an error; its message may name folders, files and so patients."""
     return getattr(error, _PUBLIC, "") or f"{type(error).__name__} at the site; its log has the details"

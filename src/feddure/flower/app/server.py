@@ -1,42 +1,47 @@
 """Flower's ServerApp: the server of a federation whose sites keep their images.
 
-It does what the simulator's server does, by the same class, and sends one message per site and round. A site that
-fails, answers too late or sends something unusable is left out of the round and named in its record.
+It does what the simulator's server does, by the same class, sends one message per site and round, and leaves an
+ordinary run folder. A site that fails, answers too late or sends something unusable is left out of the round and named
+in its record.
 """
 
+import json
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from feddure import config, data
+from feddure import config, data, environment
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.files import write_whole
 from feddure.flower.app import messages, run_config, site_data
-from feddure.flower.app import worker as site
-from feddure.flower.app.exchange import Exchange, read_reply
 from feddure.flower.app.messages import TASK, TRAIN, Task
-from feddure.flower.app.nodes import Roster
-from feddure.flower.app.policy import shares_parameters
+from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
+from feddure.flower.app.policy import relays_uploads
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.run_config import RunOptions
-from feddure.flower.app.run_folder import RunFolder
-from feddure.flower.app.sanitize import plain, say
+from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
-from feddure.simulation import runs
+from feddure.reports.run_report import write_report
+from feddure.simulation import checkpoint, runs
 from feddure.simulation.engine import Engine
 from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, resolve_unlabelled_batch
+from feddure.tracking import records
+from feddure.tracking.tensorboard import TensorBoard
 
 app = ServerApp()
 
 _MOST_UNLABELLED = 4096  # in a step, where nobody said how many
 _MOST_EMPTY_ROUNDS = 5
-_LARGEST = 1e30  # that a site may tell; sums of such numbers stay finite
+_LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
 
@@ -47,90 +52,123 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run(grid, run_config.read(context.run_config))
     except FeddureError as problem:
-        say(f"problem: {problem}")
+        log(f"problem: {problem}")
         raise
 
 
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
-    options = _as_resumed(options)
+    options = run_config.as_resumed(options)
+    folder = options.folder
     protection = Protection(options.clipping_norm, options.dp_epsilon, options.dp_delta)
-    folder = RunFolder(options.folder, options.experiment, options.resume)
-    dataset = _about_images(options)
-    roster = _gather(grid, options)
-    server = _start(options, dataset, roster, folder.holdings)
+    runs.expect_unlocked(folder)
+    runs.check_folder(options.experiment, folder, options.resume)
+    dataset = _dataset(options)
+    sites = _gather(grid, options)
+    server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
-    with folder.locked():
-        names = options.description.sites if options.description is not None else ()
-        folder.open(server, _introduced(roster), names)
-        say(f"run folder: {options.folder.resolve()}")
-        if shares_parameters(server.experiment.method):
-            say(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
+    with runs.lock(folder):
+        # A server that worked here while this one waited for sites may have left a run.
+        runs.check_folder(options.experiment, folder, options.resume)
+        checkpoint.read(server, folder)
+        _write_start(server, folder)
+        log(f"run folder: {folder.resolve()}")
+        if relays_uploads(server.experiment.method):
+            log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
-            say(f"going on after round {server.round}")
-        rounds = Rounds(grid, options, server, roster, folder)
-        try:
+            log(f"going on after round {server.round}")
+        with ExitStack() as closing:
+            rounds = Rounds(grid, options, server, sites, closing)
             while server.round < server.experiment.rounds:
-                rounds.play()
-        finally:
-            folder.close()
-        say(f"report: {folder.finish(server)}")
+                rounds.run_next()
+        write_whole(folder / runs.MODEL_FILE, runs.pack_model(server), RunError)
+        log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
+
+
+class FederationFile:
+    """federation.json of a run: its own name, and what sites said of themselves, also those that are away now."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / records.FEDERATION
+        try:
+            self._written = json.loads(self._path.read_bytes()) if self._path.exists() else {}
+            self.run_name = self._written.get("run") or secrets.token_hex(8)
+            self._sites = {site["client"]: site for site in self._written.get("sites", [])}
+            self.image_counts = {  # of every client that ever took part in the run
+                client: ImageCounts(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise RunError(f"{self._path}: cannot be read ({problem}); restore it from a copy") from None
+
+    def write(self, classes: Sequence[str], names: Sequence[str], sites: Sequence[dict[str, Any]]) -> None:
+        """Remember what the present sites said; `names` are those of all sites of the federation."""
+        self._sites |= {site["client"]: site for site in sites}
+        known = [self._sites[client] for client in sorted(self._sites)]
+        content = {"run": self.run_name, "classes": list(classes), "names": list(names), "sites": known}
+        if content != self._written:
+            _write_json(self._path, content)
+            self._written = content
 
 
 class Rounds:
     """The rounds of a run, one after the other."""
 
-    def __init__(self, grid: Grid, options: RunOptions, server: Server, roster: Roster, folder: RunFolder):
-        self._exchange = Exchange(grid)
+    def __init__(self, grid: Grid, options: RunOptions, server: Server, sites: ConnectedSites, closing: ExitStack):
+        self._pending = PendingMessages(grid)
         self._options = options
         self._server = server
-        self._roster = roster
-        self._folder = folder
+        self._sites = sites
+        self._file = FederationFile(options.folder)
+        self._recorder = records.Recorder(options.folder, server.round)
+        self._board = TensorBoard(options.folder, server.dataset.classes)
+        closing.callback(self._recorder.close)
+        closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
         self._experiment = server.experiment.to_yaml()
         self._checkpointed = _remembered(server)
-        self._left_out: dict[int, str] = {}  # client → what it has not been told yet
+        self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
 
-    def play(self) -> None:
+    def run_next(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
         began = time.perf_counter()
-        server, roster = self._server, self._roster
-        roster.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
-        for client, member in roster.members.items():
-            server.image_counts[client] = member.holding
-        self._folder.write_sites(_introduced(roster))
+        server, sites = self._server, self._sites
+        sites.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
+        for client, site in sites.by_client.items():
+            server.image_counts[client] = site.counts
+        names = self._options.description.sites if self._options.description is not None else ()
+        self._file.write(server.dataset.classes, names, sites.describe())
         assignments = server.assignments()
-        answers, told, wire = self._ask(assignments)
+        answers, reports, traffic = self._ask(assignments)
         record, problems = server.finish_round(answers)
         for client, problem in problems.items():
-            say(f"round {server.round}: site '{roster.name(client)}' is left out: {problem}")
+            log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
+        used = [answer for answer in answers if answer.client not in problems]
         if server.method.memory:
-            for answer in answers:
-                if answer.client not in problems:
-                    server.memories[answer.client] = {"round": torch.tensor(server.round)}
-        told_by = [(a.steps, told[a.client]) for a in answers if a.client not in problems]
-        record["train"] = _combine(told_by, messages.means_of(server.method))
-        record["federation"] = self._describe(assignments, told, wire, problems)
+            server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
+        means = [(answer.steps, reports[answer.client]) for answer in used]
+        record["train"] = _combine(means, messages.accepts_mean(server.method))
+        record["federation"] = self._describe(assignments, reports, traffic, problems)
         if server.due() and len(server.dataset.test_images):
             record |= server.test()
         seconds = time.perf_counter() - began
-        sites = {roster.name(client): _number(answer.get("seconds")) for client, answer in told.items()}
-        self._folder.write_round(server, record, seconds, sites)
+        at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
+        self._recorder.write(record, seconds, sites=at_sites)
+        self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
-            self._folder.write_checkpoint(server)
+            checkpoint.write(server, self._options.folder)
             self._checkpointed = _remembered(server)
-        say(_line(record, seconds, server.experiment.rounds))
-        self._expect_updates(len(answers) - len(problems), problems)
+        log(_summary(record, seconds, server.experiment.rounds))
+        self._expect_updates(len(used), problems)
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
         self._empty_rounds = 0 if used else self._empty_rounds + 1
         if self._empty_rounds >= _MOST_EMPTY_ROUNDS:
-            reasons = [f"site '{self._roster.name(client)}': {problem}" for client, problem in problems.items()]
+            reasons = [f"site '{self._sites.name(client)}': {problem}" for client, problem in problems.items()]
             raise RunError(
                 f"{self._empty_rounds} rounds in a row without a usable update "
                 f"({'; '.join(reasons) or 'no site that was drawn can learn'}); the checkpoint of round "
@@ -140,19 +178,19 @@ class Rounds:
     def _ask(
         self, assignments: list[Assignment]
     ) -> tuple[list[Answer], dict[int, dict[str, Any]], dict[int, dict[str, int]]]:
-        """Answers in drawing order, what each client told beside its update, and bytes both ways."""
+        """Answers in drawing order, what each client reported beside its update, and bytes both ways."""
         received = {assignment.client: self._server.broadcast(assignment) for assignment in assignments}
-        contents, wire = {}, {}
+        contents, traffic = {}, {}
         for assignment in assignments:
             client = assignment.client
-            if client in self._roster.members:
+            if client in self._sites.by_client:
                 content = messages.pack_state(received[client])
                 content[TASK] = self._task(assignment).pack()
-                contents[client] = self._roster.members[client].node, content
-                wire[client] = {"down": messages.array_bytes(content), "up": 0}
-        failed = self._exchange.send(contents, TRAIN, self._options.timeout_seconds)
-        replies = self._exchange.collect_all()
-        answers, told = [], {}
+                contents[client] = self._sites.by_client[client].node, content
+                traffic[client] = {"down": messages.array_bytes(content), "up": 0}
+        failed = self._pending.send(contents, TRAIN, self._options.timeout_seconds)
+        replies = self._pending.collect_all()
+        answers, reports = [], {}
         for assignment in assignments:
             client = assignment.client
             upload: State = {}
@@ -162,19 +200,19 @@ class Rounds:
                 problem = "the message could not be sent"
             else:
                 reply = replies.get(client)
-                told[client], upload, problem = self._read(assignment, reply)
+                reports[client], upload, problem = self._read(assignment, reply)
                 if reply is not None and reply.has_content():
-                    wire[client]["up"] = messages.array_bytes(reply.content)
+                    traffic[client]["up"] = messages.array_bytes(reply.content)
             sent = received[client] if client in contents else {}
             answers.append(Answer(client, assignment.steps, sent, upload, problem))
-        return answers, told, wire
+        return answers, reports, traffic
 
     def _task(self, assignment: Assignment) -> Task:
         client, options = assignment.client, self._options
         return Task(
             assignment=assignment,
             experiment=self._experiment,
-            run_name=self._folder.run_name,
+            run_name=self._file.run_name,
             remembered_round=_remembered(self._server).get(client, 0),
             checkpointed_round=self._checkpointed.get(client, 0),
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
@@ -185,111 +223,98 @@ class Rounds:
         )
 
     def _read(self, assignment: Assignment, reply: Message | None) -> tuple[dict[str, Any], State, str]:
-        answer, problem = read_reply(reply)
+        """What a site reported, its upload, and why that cannot be used."""
+        report, problem = read_reply(reply)
         if problem or reply is None:
-            return answer, {}, problem
-        if (answer.get("client"), answer.get("round")) != (assignment.client, assignment.round):
-            return answer, {}, "answered for another client or round"
+            return report, {}, problem
+        if (report.get("client"), report.get("round")) != (assignment.client, assignment.round):
+            return report, {}, "answered for another client or round"
         try:
             upload = messages.unpack_state(reply.content, self._server.program.network.device)
         except Exception as error:  # whatever a site sends as an array must not end the run
-            return answer, {}, f"sent arrays that cannot be read ({type(error).__name__})"
+            return report, {}, f"sent arrays that cannot be read ({type(error).__name__})"
         problem = messages.find_problem(upload, self._shapes)
-        return answer, {} if problem else upload, problem
+        return report, {} if problem else upload, problem
 
     def _describe(
         self,
         assignments: list[Assignment],
-        told: Mapping[int, Mapping[str, Any]],
-        wire: Mapping[int, Mapping[str, int]],
+        reports: Mapping[int, Mapping[str, Any]],
+        traffic: Mapping[int, Mapping[str, int]],
         problems: Mapping[int, str],
     ) -> dict[str, Any]:
         """Who took part, on which node and in which process, and what travelled."""
-        members, name = self._roster.members, self._roster.name
+        connected, name = self._sites.by_client, self._sites.name
         sites = []
         for client in (assignment.client for assignment in assignments):
-            answer = told.get(client, {})
-            tests = {key: value for key in _TESTS if (value := _number(answer.get(f"test.{key}"))) is not None}
+            report = reports.get(client, {})
+            tests = {key: value for key in _TESTS if (value := _number(report.get(f"test.{key}"))) is not None}
             found = {
                 "site": name(client),
                 "client": client,
-                "node": str(members[client].node) if client in members else None,
-                "pid": _number(answer.get("pid")),
-                "bytes": dict(wire.get(client, {"down": 0, "up": 0})),
+                "node": str(connected[client].node) if client in connected else None,
+                "pid": _number(report.get("pid")),
+                "bytes": dict(traffic.get(client, {"down": 0, "up": 0})),
                 "problem": problems.get(client),
-                "memory": plain(answer["memory"]) if "memory" in answer else None,
+                "memory": one_line(report["memory"]) if "memory" in report else None,
                 "test_of_received_model": tests or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
         return {
             "sites": sites,
-            "connected": [name(client) for client in sorted(members)],
+            "connected": [name(client) for client in sorted(connected)],
             # Drawing does not look at who is connected, so that it is the simulator's and that of a resumed run.
-            "drawn_but_away": [name(a.client) for a in assignments if a.client not in members],
-            "refused": sorted(self._roster.refused.values()),
+            "drawn_but_away": [name(a.client) for a in assignments if a.client not in connected],
+            "refused": sorted(self._sites.refused.values()),
         }
 
 
-def _as_resumed(options: RunOptions) -> RunOptions:
-    """What was settled when the run began stays so when it goes on."""
-    present = runs.read_config(options.folder) if options.resume else None
-    if present is None:
-        return options
-    tree = options.experiment.model_dump()
-    if options.experiment.unlabelled_batch == "auto":
-        tree["unlabelled_batch"] = present.unlabelled_batch
-    if options.description is None and not options.clients_given:
-        tree["partition"]["clients"] = present.partition.clients
-        tree["clients_per_round"] = min(tree["clients_per_round"], present.partition.clients)
-    return replace(options, experiment=config.build(tree))
-
-
-def _about_images(options: RunOptions) -> Dataset:
+def _dataset(options: RunOptions) -> Dataset:
     """What images look like and what classes there are, with the images that the server tests on."""
     if options.description is None:
-        return data.load(options.experiment.dataset, site.data_folder(options.data_dir))
+        return data.load(options.experiment.dataset, site_data.data_folder(options.data_dir))
     if options.tests is None:
         return site_data.without_images(options.description)
-    tests = options.tests
-    dataset, unreadable = site_data.load_tests(tests.folder, options.description, depth=tests.depth)
+    dataset, unreadable = site_data.load_tests(options.tests, options.description)
     for file in unreadable:
-        say(f"left out: {tests.folder / file.file}: {file.reason}")
+        log(f"left out: {options.tests.path / file.file}: {file.reason}")
     return dataset
 
 
-def _gather(grid: Grid, options: RunOptions) -> Roster:
+def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
-    sites, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    experiment = options.experiment.to_yaml()
-    roster = Roster(grid, sites, fingerprint, experiment, options.timeout_seconds, say)
+    names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
+    sites = ConnectedSites(grid, names, fingerprint, options.experiment.to_yaml(), options.timeout_seconds)
     if description is None:
-        roster.wait_for_simulation(options.wait_seconds)
+        sites.wait_for_simulation(options.wait_seconds)
     else:
-        roster.wait(options.minimum_sites or len(sites), options.wait_seconds)
-    return roster
+        sites.wait(options.minimum_sites or len(names), options.wait_seconds)
+    return sites
 
 
-def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mapping[int, ImageCounts]) -> Server:
+def _make_server(
+    options: RunOptions, dataset: Dataset, sites: ConnectedSites, earlier: Mapping[int, ImageCounts]
+) -> Server:
     """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
     if description is None:
-        clients = max(member.clients for member in roster.members.values())
+        clients = max(site.clients for site in sites.by_client.values())
         if options.clients_given and experiment.partition.clients != clients:
             raise ConfigError(
                 f"partition.clients is {experiment.partition.clients}, but Flower simulates {clients} nodes: "
                 "leave the setting away, or simulate as many"
             )
-        experiment = site.with_clients(experiment, clients)
-        identity = site.share_identity(experiment)
+        experiment = site_data.with_clients(experiment, clients)
+        identity = site_data.share_identity(experiment)
     else:
         clients, identity = len(description.sites), description.fingerprint()
-    known = {**earlier, **{client: member.holding for client, member in roster.members.items()}}
-    holdings = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
+    known = {**earlier, **{client: site.counts for client, site in sites.by_client.items()}}
+    counts = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
-    heard = [holding for holding in holdings if holding.total] if description is not None else holdings
-    experiment = _settle_batch(experiment, heard or holdings)
-    server = Server(experiment, dataset, holdings, Engine(experiment.engine), identity)
-    unlabelled = sum(holding.unlabelled for holding in holdings)
+    heard = [each for each in counts if each.total] if description is not None else counts
+    experiment = _settle_batch(experiment, heard or counts)
+    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
+    unlabelled = sum(each.unlabelled for each in counts)
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
             f"method '{experiment.method}' learns from the labels of all images, but the sites have {unlabelled} "
@@ -298,9 +323,9 @@ def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mappi
     return server
 
 
-def _settle_batch(experiment: Experiment, holdings: list[ImageCounts]) -> Experiment:
+def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
     """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
-    settled = resolve_unlabelled_batch(experiment, holdings)
+    settled = resolve_unlabelled_batch(experiment, counts)
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
             f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
@@ -309,18 +334,16 @@ def _settle_batch(experiment: Experiment, holdings: list[ImageCounts]) -> Experi
     return config.build(experiment.model_dump() | {"unlabelled_batch": settled})
 
 
-def _introduced(roster: Roster) -> list[dict[str, Any]]:
-    return [
-        {
-            "site": member.site,
-            "client": client,
-            "node": str(member.node),
-            "labelled": member.holding.labelled,
-            "unlabelled": member.holding.unlabelled,
-            "unreadable": member.unreadable,
-        }
-        for client, member in sorted(roster.members.items())
-    ]
+def _write_start(server: Server, folder: Path) -> None:
+    """Write what a run starts with."""
+    about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
+    _write_json(folder / records.PARTITION, {"classes": list(server.dataset.classes)})
+    _write_json(folder / records.ENVIRONMENT, environment.describe() | about)
+    write_whole(folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
 
 
 def _remembered(server: Server) -> dict[int, int]:
@@ -328,24 +351,23 @@ def _remembered(server: Server) -> dict[int, int]:
     return {client: int(memory["round"]) for client, memory in server.memories.items()}
 
 
-def _combine(told: Sequence[tuple[int, Mapping[str, Any]]], known: Callable[[str], bool]) -> dict[str, float]:
-    """Means over all steps of the round, from those of each client; unknown names are not heard."""
+def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable[[str], bool]) -> dict[str, float]:
+    """Means over all steps of the round, from those of each client; unknown names do not count."""
     found = {}
-    names = dict.fromkeys(key for _, answer in told for key in answer if key.startswith("train.") and known(key[6:]))
+    names = dict.fromkeys(key for _, report in reports for key in report if key[:6] == "train." and accepts(key[6:]))
     for name in list(names)[:_MOST_MEANS]:
-        parts = [(steps, value) for steps, answer in told if (value := _number(answer.get(name))) is not None]
+        parts = [(steps, value) for steps, report in reports if (value := _number(report.get(name))) is not None]
         if parts:
-            total = sum(steps for steps, _ in parts)
-            found[name.partition(".")[2]] = sum(steps * value for steps, value in parts) / total
+            found[name[6:]] = sum(steps * value for steps, value in parts) / sum(steps for steps, _ in parts)
     return found
 
 
 def _number(value: Any) -> int | float | None:
-    """A number that a site told, or None for anything else."""
+    """A number that a site reported, or None for anything else."""
     return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
 
 
-def _line(record: dict[str, Any], seconds: float, rounds: int) -> str:
+def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
     used = len(record["clients"]) - len(record["left_out"])
     parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} drawn sites"]
     if "loss" in record["train"]:

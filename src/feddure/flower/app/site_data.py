@@ -1,4 +1,4 @@
-"""A site's own images under the federation's description.
+"""A site, and its own images under the federation's description.
 
     PATH/labelled/<class>/**      images whose class is known
     PATH/unlabelled/**            images whose class is not
@@ -12,24 +12,73 @@ when a file's name, size or time of change differs.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 
+from feddure import config, data
+from feddure.config import Experiment
+from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.partition import Partition
 from feddure.data.sources import images as image_files
 from feddure.data.sources.folder import entries, files_below, name_of
-from feddure.data.sources.images import FULL_DEPTH, Rule, decode_all
-from feddure.errors import DataError
-from feddure.flower.app import private_files as private
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
+from feddure.errors import ConfigError, DataError
+from feddure.flower.app import description as descriptions
 from feddure.flower.app.description import Description, did_you_mean
-from feddure.flower.app.sanitize import sayable
+from feddure.flower.app.private_files import make_private_folder, write_private_file
+from feddure.flower.app.sanitize import disclosed
+from feddure.version import VERSION
 
 _PARTS = ("labelled", "unlabelled", "test")
 _BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
 _FORMAT = 2
+_PREFIX = "folder:"
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder as `--data` and `--test` name it: PATH, or folder:PATH?depth=12 where 16-bit files use fewer bits.
+
+    Size and channels are the federation's, and the same everywhere; how many bits its files use each place knows.
+    """
+
+    path: Path
+    depth: int = FULL_DEPTH
+
+    def __str__(self) -> str:
+        return str(self.path) if self.depth == FULL_DEPTH else f"{_PREFIX}{self.path}?depth={self.depth}"
+
+    def resolve(self) -> "ImageFolder":
+        """The same folder by its absolute path."""
+        return ImageFolder(self.path.resolve(), self.depth)
+
+    @staticmethod
+    def parse(text: str, option: str) -> "ImageFolder":
+        """The folder that an option names."""
+        if not text.startswith(_PREFIX):
+            return ImageFolder(Path(text).expanduser())
+        location, _, query = text.removeprefix(_PREFIX).partition("?")
+        if not location:
+            raise ConfigError(f"{option} {text}: no folder was named; expected {_PREFIX}PATH?depth=12")
+        try:
+            given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        except ValueError:
+            raise ConfigError(f"{option} {text}: expected ?depth=12 after the path") from None
+        depth = given.pop("depth", str(FULL_DEPTH))
+        for name in given:
+            reason = "is the federation's, see federation.yaml" if name in ("size", "channels") else "is unknown"
+            raise ConfigError(f"{option} {text}: '{name}' {reason}; expected no other option than depth")
+        if not (depth.isascii() and depth.isdigit() and LEAST_DEPTH <= int(depth) <= FULL_DEPTH):
+            raise ConfigError(f"{option} {text}: depth is '{depth}', expected {LEAST_DEPTH} to {FULL_DEPTH} bits")
+        return ImageFolder(Path(location).expanduser(), int(depth))
 
 
 @dataclass(frozen=True)
@@ -62,47 +111,38 @@ class _File:
     kind: str | None  # the class, or None where it is not known
 
 
-def load(
-    folder: Path,
-    description: Description,
-    cache: Path | None = None,
-    progress: bool = False,
-    depth: int = FULL_DEPTH,
-) -> SiteData:
-    """The images in a site's folder; `cache` is a folder in which to keep their pixels.
-
-    `depth` is the number of bits that grey values in 16-bit files use; it is a matter of each site's own files.
-    """
+def load(images: ImageFolder, description: Description, cache: Path | None = None, progress: bool = False) -> SiteData:
+    """A site's images; `cache` is a folder in which to keep their pixels."""
+    folder = images.path
     parts = _find_parts(folder)
     if not {"labelled", "unlabelled"} & set(parts):
-        raise sayable(
+        raise disclosed(
             DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images"),
             "its folder has neither labelled/ nor unlabelled/",
         )
-    data = _read(folder, parts, description, Rule(description.size, description.channels, depth=depth), cache, progress)
-    if not len(data.labelled) + len(data.unlabelled):
-        raise sayable(
+    found = _read(folder, parts, description, _rule(images, description), cache, progress)
+    if not len(found.labelled) + len(found.unlabelled):
+        raise disclosed(
             DataError(
-                f"{folder}: no readable image in labelled/ or unlabelled/{_first(data.unreadable)}; "
+                f"{folder}: no readable image in labelled/ or unlabelled/{_first(found.unreadable)}; "
                 "expected at least one image"
             ),
             "no readable image in labelled/ or unlabelled/",
         )
-    return data
+    return found
 
 
-def load_tests(
-    folder: Path, description: Description, progress: bool = False, depth: int = FULL_DEPTH
-) -> tuple[Dataset, tuple[Unreadable, ...]]:
-    """The images in `folder/<class>/**` as the test set of a data set without training images."""
+def load_tests(images: ImageFolder, description: Description) -> tuple[Dataset, tuple[Unreadable, ...]]:
+    """The images in `PATH/<class>/**` as the test set of a data set without training images."""
+    folder = images.path
     files = list(_of_classes(folder, "test", description))
-    rule = Rule(description.size, description.channels, depth=depth)
-    data = _assemble(folder.name, folder, files, description, *_decode(folder, files, rule, progress))
-    if not len(data.dataset.test_images):
+    decoded = _decode(folder, files, _rule(images, description), progress=False)
+    found = _assemble(folder.name, folder, files, description, *decoded)
+    if not len(found.dataset.test_images):
         raise DataError(
-            f"{folder}: no readable image to test on{_first(data.unreadable)}; expected <class>/ with images"
+            f"{folder}: no readable image to test on{_first(found.unreadable)}; expected <class>/ with images"
         )
-    return data.dataset, data.unreadable
+    return found.dataset, found.unreadable
 
 
 def without_images(description: Description) -> Dataset:
@@ -114,16 +154,20 @@ def without_images(description: Description) -> Dataset:
     )
 
 
+def _rule(images: ImageFolder, description: Description) -> Rule:
+    return Rule(description.size, description.channels, depth=images.depth)
+
+
 def _find_parts(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise sayable(
+        raise disclosed(
             DataError(f"{folder}: there is no such folder; expected labelled/<class>/ and unlabelled/ in it"),
             "its folder of images is not there",
         )
     found = [entry.name for entry in entries(folder) if entry.is_dir()]
     for name in found:
         if name not in _PARTS:
-            raise sayable(
+            raise disclosed(
                 DataError(f"{folder / name}: unknown folder; expected {', '.join(_PARTS)}{did_you_mean(name, _PARTS)}"),
                 f"a folder of another name beside {', '.join(_PARTS)}",
             )
@@ -141,14 +185,14 @@ def _read(
             files += _of_classes(folder / part, part, description)
     if cache is None:
         return _assemble(folder.name, folder, files, description, *_decode(folder, files, rule, progress))
-    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    path = cache / f"pixels-{place}-{_key(folder, files, description, rule)[:24]}.npz"
-    private.make_folder(cache, DataError)
+    prefix = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    path = cache / f"pixels-{prefix}-{_key(folder, files, description, rule)[:24]}.npz"
+    make_private_folder(cache, DataError)
     kept = _read_cache(path, files)
     if kept is None:
         kept = _decode(folder, files, rule, progress)
         _write_cache(path, *kept)
-        for old in cache.glob(f"pixels-{place}-*.npz"):
+        for old in cache.glob(f"pixels-{prefix}-*.npz"):
             if old != path:
                 old.unlink(missing_ok=True)
     return _assemble(folder.name, folder, files, description, *kept)
@@ -159,13 +203,13 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
         raise DataError(f"{folder}: there is no such folder; expected a folder for each class")
     for entry in entries(folder):
         if not entry.is_dir():
-            raise sayable(
+            raise disclosed(
                 DataError(f"{entry}: expected only folders here; move it into the folder of its class"),
                 f"a file in {part}/ that is in no class folder",
             )
         kind = name_of(entry)
         if kind not in description.classes:
-            raise sayable(
+            raise disclosed(
                 DataError(
                     f"{entry}: the federation '{description.name}' has no class '{kind}'; there are: "
                     f"{', '.join(description.classes)}{did_you_mean(kind, description.classes)}"
@@ -258,8 +302,130 @@ def _read_cache(path: Path, files: Sequence[_File]) -> tuple[np.ndarray, list[st
 def _write_cache(path: Path, pixels: np.ndarray, problems: Sequence[str]) -> None:
     content = io.BytesIO()
     np.savez(content, pixels=pixels, problems=np.frombuffer(json.dumps(list(problems)).encode(), dtype=np.uint8))
-    private.write_file(path, content.getvalue(), DataError)
+    write_private_file(path, content.getvalue(), DataError)
 
 
 def _first(unreadable: Sequence[Unreadable]) -> str:
     return f" ({unreadable[0].file}: {unreadable[0].reason})" if unreadable else ""
+
+
+# --- sites -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A site with its images, under the description it goes by."""
+
+    name: str
+    client: int
+    clients: int
+    fingerprint: str  # of its description
+    data: SiteData
+    state: Path | None = None  # where to keep what must survive a restart; None in Flower's simulation
+
+    @property
+    def is_real(self) -> bool:
+        """Whether somebody at the site reads its log; a simulation has a line for the rounds of all clients."""
+        return self.state is not None
+
+    def introduce(self) -> dict[str, Any]:
+        """Who the site is and how many images it has: all that the server learns before the first round."""
+        return {
+            "site": self.name,
+            "client": self.client,
+            "clients": self.clients,
+            "fingerprint": self.fingerprint,
+            "labelled": len(self.data.labelled),
+            "unlabelled": len(self.data.unlabelled),
+            "unreadable": len(self.data.unreadable),
+            "tests": len(self.data.dataset.test_images),
+            "version": VERSION,
+            "pid": os.getpid(),
+        }
+
+
+def open_site(node: Mapping[str, Any], run_description: str) -> Site:
+    """The site that a node's configuration names: `site`, `data`, and perhaps `state` and `description`.
+
+    Without a description of its own it goes by the run's.
+    """
+    for key in ("site", "data"):
+        if not node.get(key):
+            raise disclosed(ConfigError(f"the node's configuration has no '{key}': start the node with site and data"))
+    if node.get("description"):
+        description = descriptions.read(Path(str(node["description"])))
+    else:
+        description = descriptions.parse(run_description, "the run's description")
+    name, folder = str(node["site"]), Path(str(node["data"]))
+    try:
+        client = description.client(name)
+    except ConfigError as error:
+        raise disclosed(error, "its description of the federation has no site of its name") from None
+    if node.get("description"):
+        _expect_agreed(description, run_description, str(node["description"]))
+    state = Path(str(node["state"])) if node.get("state") else folder / ".feddure"
+    images = ImageFolder(folder, int(node.get("depth", FULL_DEPTH)))
+    found = load(images, description, state / "cache")
+    return Site(name, client, len(description.sites), description.fingerprint(), found, state)
+
+
+def _expect_agreed(own: descriptions.Description, run_description: str, where: str) -> None:
+    """Refuse a run whose server means other classes or images than this site does; the server would refuse too."""
+    if not run_description.strip():
+        return
+    servers = descriptions.parse(run_description, "the run's description")
+    differing = own.differences(servers)
+    if not differing:
+        return
+    # Who else takes part is for the server's operator to say.
+    told = [
+        name
+        if name == "sites"
+        else f"{name} is {_shown(getattr(own, name))} here, {_shown(getattr(servers, name))} there"
+        for name in differing
+    ]
+    raise disclosed(
+        ConfigError(
+            f"refused: {where} differs from the server's description of the federation ({'; '.join(told)}). This site "
+            f"cannot take part before both are equal: ask the server's operator for the current bundle, unpack it, and "
+            f"start the site again"
+        ),
+        f"it goes by another description of the federation (in {', '.join(differing)}); "
+        "give it the server's federation.yaml",
+    )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def open_share(client: int, clients: int, experiment: Experiment, data_dir: str) -> Site:
+    """A client of Flower's simulation: its share of the experiment's own partition of a named data set."""
+    experiment = with_clients(experiment, clients)
+    dataset, partition = _share_out(experiment.dataset, data_dir, experiment.partition, experiment.partition_seed)
+    if client >= partition.clients:
+        raise DataError(f"client {client}: data set '{dataset.name}' was shared out over {partition.clients} clients")
+    share = SiteData(dataset, partition.labelled[client], partition.unlabelled[client], ())
+    return Site(f"client-{client}", client, clients, share_identity(experiment), share)
+
+
+def with_clients(experiment: Experiment, clients: int) -> Experiment:
+    """The experiment, its partition spread over so many clients, and no more of them drawn than there are."""
+    tree = experiment.model_dump()
+    tree["partition"]["clients"] = clients
+    tree["clients_per_round"] = min(experiment.clients_per_round, clients)
+    return config.build(tree)
+
+
+def share_identity(experiment: Experiment) -> str:
+    """What clients of a simulation must agree on."""
+    return f"{experiment.dataset} {experiment.partition.model_dump_json()} {experiment.partition_seed}"
+
+
+def data_folder(given: str) -> Path | None:
+    """Where downloaded data sets lie, where that was said."""
+    return Path(given).expanduser() if given else None
+
+
+@lru_cache(maxsize=2)
+def _share_out(name: str, data_dir: str, options: config.Partition, seed: int) -> tuple[Dataset, Partition]:
+    dataset = data.load(name, data_folder(data_dir))
+    return dataset, partitions.make(dataset, options, seed)

@@ -1,4 +1,4 @@
-"""The guard: a site runs feddure's own code and no other.
+"""The allowlist: a site runs feddure's own code and no other.
 
 A run of Flower brings its app along, and the app's Python code runs at every site, under the site's account. A
 federation of feddure needs none: its app only names the installed package. So a site's SuperNode finds, under the name
@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from feddure.errors import FeddureError, RunError
-from feddure.flower.app.sanitize import say
+from feddure.flower.app import APP_NAME, CLIENT_APP, PUBLISHER
+from feddure.flower.app.sanitize import log
 
 _MODULE = "feddure.flower.deploy.allowlist"  # `__name__` is another where this file is the program
 CLIENT_PROGRAM = "flwr-clientapp"
-CLIENT_APP = "feddure.flower.app.client:app"
-PUBLISHER = "feddure"
-APP_NAME = "feddure-federation"
 _VERSION = re.compile(r"[0-9A-Za-z.+]+")
 _HARMLESS = {"pyproject.toml", ".info/CONTENT"}
 _FILE_BYTES = 1 << 20
@@ -46,7 +44,7 @@ class ForeignCode(FeddureError):
     """An app holds something else than a pointer to feddure."""
 
 
-def expect_own_app(content: bytes) -> None:
+def check_app(content: bytes) -> None:
     """Refuse an app, as Flower packs it, that holds code or names other code than feddure's."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -82,7 +80,7 @@ def _expect_small(archive: zipfile.ZipFile) -> None:
             )
 
 
-def write_programs(folder: Path) -> Path:
+def write_wrappers(folder: Path) -> Path:
     """Write the programs that a site's SuperNode is to find first on its path; returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     python = shlex.quote(sys.executable)
@@ -102,13 +100,13 @@ def write_programs(folder: Path) -> Path:
     return folder
 
 
-def expect_first(folder: Path, path: str) -> None:
-    """Refuse a search path on which one of the guard's programs is not the one that is found."""
+def check_path(folder: Path, path: str) -> None:
+    """Refuse a search path on which one of these programs is not the one that is found."""
     for program in sorted(folder.iterdir()):
         found = shutil.which(program.name, path=path)
         if found is None or Path(found) != program:
             raise RunError(
-                f"{program.name}: the guard is not what would be started, but {found}; "
+                f"{program.name}: feddure's own is not what would be started, but {found}; "
                 f"leave PATH to feddure, and unpack the bundle in a folder without '{os.pathsep}' in its name"
             )
 
@@ -119,22 +117,22 @@ def _started_by_flower() -> set[str]:
         from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
     except ImportError:
         raise RunError(
-            "this version of Flower does not say which programs it starts, so this site cannot be guarded; "
+            "this version of Flower does not say which programs it starts, so this site cannot be protected; "
             "pip install 'feddure[flower]'"
         ) from None
     return set(TASK_TYPE_TO_COMMAND.values())
 
 
-def _guarded(install: Callable[..., Any]) -> Callable[..., Any]:
-    def install_own(content: bytes, *arguments: Any, **options: Any) -> Any:
+def _checked(install: Callable[..., Any]) -> Callable[..., Any]:
+    def install_checked(content: bytes, *arguments: Any, **options: Any) -> Any:
         try:
-            expect_own_app(content)
+            check_app(content)
         except ForeignCode as problem:
-            say(f"problem: refused: {problem}; ask the server's operator, whose run this was")
+            log(f"problem: refused: {problem}; ask the server's operator, whose run this was")
             raise
         return install(content, *arguments, **options)
 
-    return install_own
+    return install_checked
 
 
 def main() -> None:
@@ -143,7 +141,7 @@ def main() -> None:
     from flwr.supernode.runtime import run_clientapp
 
     # Fails, and the site with it, where another version of Flower installs apps in another way.
-    run_clientapp.install_from_fab = _guarded(run_clientapp.install_from_fab)
+    run_clientapp.install_from_fab = _checked(run_clientapp.install_from_fab)
     flwr_clientapp()
 
 

@@ -7,20 +7,21 @@ keys are written for their owner alone (mode 0600).
 import base64
 import hashlib
 import ipaddress
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from feddure.errors import ConfigError, FeddureError
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from feddure.errors import FeddureError
 from feddure.files import write_whole
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from feddure.flower.app.private_files import write_private_file
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
@@ -29,6 +30,10 @@ WARN_DAYS = 30
 
 ALWAYS_NAMED = ("localhost", "127.0.0.1")
 """Names every server certificate carries: the server's own processes talk to each other on this machine."""
+
+
+_KIND = "expected an elliptic-curve key, as `ssh-keygen -t ecdsa -b 384 -f node.key -N ''` makes it"
+Authority = tuple[EllipticCurvePrivateKey, x509.Certificate]
 
 
 class CertificateError(FeddureError):
@@ -56,43 +61,31 @@ class Validity:
         return None
 
 
-def make_authority(name: str) -> "tuple[EllipticCurvePrivateKey, x509.Certificate]":
+def make_authority(name: str) -> Authority:
     """A new certificate authority: its private key and its certificate."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     return key, _sign(f"{name} certificate authority", key, None, AUTHORITY_DAYS)
 
 
-def make_server(
-    host: str, authority: "tuple[EllipticCurvePrivateKey, x509.Certificate]"
-) -> "tuple[EllipticCurvePrivateKey, x509.Certificate]":
+def make_server(host: str, authority: Authority) -> Authority:
     """A key and a certificate, signed by the authority, for the server that sites reach as `host`."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     return key, _sign(host, key, authority, SERVER_DAYS, (host, *ALWAYS_NAMED))
 
 
-def make_node_key() -> "EllipticCurvePrivateKey":
+def make_node_key() -> EllipticCurvePrivateKey:
     """A site's private key, of the kind that Flower's node authentication takes."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def _sign(
     common_name: str,
-    key: "EllipticCurvePrivateKey",
-    authority: "tuple[EllipticCurvePrivateKey, x509.Certificate] | None",
+    key: EllipticCurvePrivateKey,
+    authority: Authority | None,
     days: int,
     hosts: Sequence[str] = (),
-) -> "x509.Certificate":
+) -> x509.Certificate:
     """A certificate for a key: an authority's own, or a server's for `hosts`."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
     own = authority is None
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
     issuer_key, issuer = (key, subject) if authority is None else (authority[0], authority[1].subject)
@@ -133,9 +126,7 @@ def _sign(
     return builder.sign(issuer_key, hashes.SHA256())
 
 
-def _alternative_name(host: str) -> "x509.GeneralName":
-    from cryptography import x509
-
+def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -143,71 +134,46 @@ def _alternative_name(host: str) -> "x509.GeneralName":
 
 
 # --- files --------------------------------------------------------------------------------------------
-def write_private_key(path: Path, key: "EllipticCurvePrivateKey", ssh: bool = False) -> None:
+def write_private_key(path: Path, key: EllipticCurvePrivateKey, ssh: bool = False) -> None:
     """Write a private key for its owner alone; `ssh` in the format that node authentication reads."""
-    from cryptography.hazmat.primitives import serialization
-
     form = serialization.PrivateFormat.OpenSSH if ssh else serialization.PrivateFormat.PKCS8
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    with for_owner_alone():
-        write_whole(path, content, CertificateError)
+    write_private_file(path, content, CertificateError)
 
 
-@contextmanager
-def for_owner_alone() -> Iterator[None]:
-    """Make files that nobody else can read, not even while they are being written."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def write_certificate(path: Path, certificate: "x509.Certificate") -> None:
+def write_certificate(path: Path, certificate: x509.Certificate) -> None:
     """Write a certificate as PEM."""
-    from cryptography.hazmat.primitives import serialization
-
     write_whole(path, certificate.public_bytes(serialization.Encoding.PEM), CertificateError)
 
 
-def public_line(key: "EllipticCurvePrivateKey | EllipticCurvePublicKey", comment: str) -> bytes:
+def public_line(key: EllipticCurvePrivateKey | EllipticCurvePublicKey, comment: str) -> bytes:
     """A public key as one line in the format of OpenSSH."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return line + b" " + comment.encode() + b"\n"
 
 
-def fingerprint(key: "EllipticCurvePublicKey") -> str:
+def fingerprint(key: EllipticCurvePublicKey) -> str:
     """A public key's hash, as `ssh-keygen -l` shows it; people compare it over the telephone."""
     blob = base64.b64decode(public_line(key, "").split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def public_pem(key: "EllipticCurvePublicKey") -> bytes:
+def public_pem(key: EllipticCurvePublicKey) -> bytes:
     """A public key as Flower's nodes present it."""
-    from cryptography.hazmat.primitives import serialization
-
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def read_certificate(path: Path) -> "x509.Certificate":
+def read_certificate(path: Path) -> x509.Certificate:
     """The certificate in a PEM file."""
-    from cryptography import x509
-
     try:
         return x509.load_pem_x509_certificate(_content(path))
     except ValueError:
         raise CertificateError(f"{path}: is not a certificate in PEM format") from None
 
 
-def read_private_key(path: Path) -> "EllipticCurvePrivateKey":
+def read_private_key(path: Path) -> EllipticCurvePrivateKey:
     """The private key in a file, as this module or `ssh-keygen -t ecdsa` writes it."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     content = _content(path)
     load = serialization.load_ssh_private_key if b"OPENSSH" in content[:60] else serialization.load_pem_private_key
     try:
@@ -219,12 +185,8 @@ def read_private_key(path: Path) -> "EllipticCurvePrivateKey":
     return key
 
 
-def read_public_key(path: Path) -> "EllipticCurvePublicKey":
+def read_public_key(path: Path) -> EllipticCurvePublicKey:
     """The public key in a file of one line, as `ssh-keygen -t ecdsa` writes it."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     content = _content(path)
     if b"PRIVATE KEY" in content:
         raise CertificateError(f"{path}: this is a PRIVATE key, which nobody else may see; give the .pub file")
@@ -237,41 +199,9 @@ def read_public_key(path: Path) -> "EllipticCurvePublicKey":
     return key
 
 
-_KIND = "expected an elliptic-curve key, as `ssh-keygen -t ecdsa -b 384 -f node.key -N ''` makes it"
-
-
-def validity(certificate: "x509.Certificate") -> Validity:
+def validity(certificate: x509.Certificate) -> Validity:
     """From when to when a certificate holds."""
     return Validity(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
-
-
-def names(certificate: "x509.Certificate") -> list[str]:
-    """The hosts a server certificate speaks for."""
-    from cryptography import x509
-
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [str(name.value) for name in found]
-
-
-def same_key(one: "EllipticCurvePublicKey", other: "EllipticCurvePublicKey") -> bool:
-    """Whether two public keys are the same."""
-    return one.public_numbers() == other.public_numbers()
-
-
-def is_private(path: Path) -> bool:
-    """Whether a file can be read by its owner alone; where the system knows no such thing, yes."""
-    return os.name == "nt" or path.stat().st_mode & 0o077 == 0
-
-
-def expect_packages() -> None:
-    """Say what to install where the packages of a real federation are missing."""
-    try:
-        import cryptography  # noqa: F401
-        import flwr  # noqa: F401
-    except ImportError as problem:
-        raise ConfigError(
-            f"a real federation needs the package '{problem.name}': pip install 'feddure[flower]'"
-        ) from None
 
 
 def _content(path: Path) -> bytes:

@@ -1,20 +1,29 @@
-"""`feddure federate check`: what a site looks at before it joins."""
+"""`feddure federate check`: a site's images, keys and certificates, and its way to the server, before it joins."""
 
+import http.client
+import socket
+import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import FeddureError
 from feddure.flower.app import description as descriptions
 from feddure.flower.app import site_data
+from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.connection import clock_problem, reach
+from feddure.flower.deploy.certificates import Validity
 from feddure.flower.deploy.layout import Bundle, Connection, read_connection
 
 T = TypeVar("T")
 Level = Literal["ok", "note", "problem"]
+_TIMEOUT_SECONDS = 10.0
+_CLOCK_SECONDS = 5.0
+"""A signature that is more than this ahead of the server's clock is refused; its answer has whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Finding:
 
 
 @dataclass
-class CheckUp:
+class CheckResult:
     """All that was found at a site."""
 
     site: str
@@ -43,22 +52,17 @@ class CheckUp:
 
 
 def check(
-    bundle: Bundle,
-    site: str,
-    data: Path,
-    connect: bool = True,
-    cache: Path | None = None,
-    depth: int = FULL_DEPTH,
-) -> CheckUp:
+    bundle: Bundle, site: str, images: site_data.ImageFolder, connect: bool = True, cache: Path | None = None
+) -> CheckResult:
     """Look at a site's images, keys and certificates, and at its way to the server; `cache` keeps pixels."""
-    found = CheckUp(site)
+    found = CheckResult(site)
     description = _attempt(found, "federation", lambda: descriptions.read(bundle.description))
     if description is not None:
         _attempt(found, "federation", lambda: description.client(site))
         if found.passed:
             text = f"{description.name}: {len(description.classes)} classes, {len(description.sites)} sites"
             found.findings.append(Finding("ok", "federation", text))
-        _check_images(found, data, description, cache, depth)
+        _check_images(found, images, description, cache)
     connection = _attempt(found, "connection", lambda: read_connection(bundle))
     if connection is not None and connection.secure:
         found.findings += _check_keys(bundle)
@@ -71,14 +75,14 @@ def check(
 
 
 def _check_images(
-    found: CheckUp, data: Path, description: descriptions.Description, cache: Path | None, depth: int
+    found: CheckResult, images: site_data.ImageFolder, description: descriptions.Description, cache: Path | None
 ) -> None:
-    images = _attempt(found, "images", lambda: site_data.load(data, description, cache, progress=True, depth=depth))
-    if images is None:
+    loaded = _attempt(found, "images", lambda: site_data.load(images, description, cache, progress=True))
+    if loaded is None:
         return
-    found.labelled, found.unlabelled = images.counts(), len(images.unlabelled)
-    found.tests = len(images.dataset.test_images)
-    found.unreadable = [(entry.file, entry.reason) for entry in images.unreadable]
+    found.labelled, found.unlabelled = loaded.counts(), len(loaded.unlabelled)
+    found.tests = len(loaded.dataset.test_images)
+    found.unreadable = [(entry.file, entry.reason) for entry in loaded.unreadable]
     labelled = sum(found.labelled.values())
     found.findings.append(Finding("ok", "images", f"{labelled:,} labelled, {found.unlabelled:,} unlabelled"))
     if found.unreadable:
@@ -94,14 +98,14 @@ def _check_images(
 def _check_keys(bundle: Bundle) -> Iterator[Finding]:
     try:
         private = certificates.read_private_key(bundle.key)
-        if not certificates.same_key(private.public_key(), certificates.read_public_key(bundle.public_key)):
+        if private.public_key() != certificates.read_public_key(bundle.public_key):
             text = f"{bundle.key} does not belong to {bundle.public_key}, the key that the server knows"
             yield Finding("problem", "key", text)
             return
     except FeddureError as problem:
         yield Finding("problem", "key", str(problem))
         return
-    if certificates.is_private(bundle.key):
+    if is_private(bundle.key):
         yield Finding("ok", "key", f"{bundle.key.name} fits {bundle.public_key.name}, and only its owner can read it")
     else:
         yield Finding("problem", "key", f"{bundle.key}: others can read this private key: chmod 600 {bundle.key}")
@@ -137,16 +141,106 @@ def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Findin
             yield Finding("problem", "clock", wrong_clock)
 
 
-def _ending(validity: certificates.Validity, what: str, text: str) -> Finding:
+def _ending(validity: Validity, what: str, text: str) -> Finding:
     left = validity.days_left()
     level: Level = "note" if left <= certificates.WARN_DAYS else "ok"
     return Finding(level, what, f"{text} until {validity.ends:%Y-%m-%d} ({left:,} days)")
 
 
-def _attempt(found: CheckUp, what: str, attempt: Callable[[], T]) -> T | None:
+def _attempt(found: CheckResult, what: str, attempt: Callable[[], T]) -> T | None:
     """What an attempt gives; where it fails, its message is a problem of the site."""
     try:
         return attempt()
     except FeddureError as problem:
         found.findings.append(Finding("problem", what, str(problem)))
         return None
+
+
+# --- the way to the server --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Reachability:
+    """What came of an attempt: `outcome` is ok, unreachable or untrusted."""
+
+    outcome: str
+    text: str
+    certificate: Validity | None = None
+
+
+def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> Reachability:
+    """Open a connection to the server as the site's SuperNode would, and close it again."""
+    where = connection.address
+    try:
+        with socket.create_connection((connection.host, connection.port), timeout=timeout) as plain:
+            if not connection.secure:
+                return Reachability("ok", f"{where} answers; nothing is encrypted")
+            context = ssl.create_default_context(cafile=authority)
+            with context.wrap_socket(plain, server_hostname=connection.host) as encrypted:
+                certificate = _validity(encrypted)
+                return Reachability(
+                    "ok", f"{where} answers, {encrypted.version()}, its certificate is right", certificate
+                )
+    except ssl.SSLCertVerificationError as problem:
+        return Reachability("untrusted", f"{where}: {_why_untrusted(problem, connection.host)}")
+    except ssl.SSLError as problem:
+        reason = problem.reason or "no reason given"
+        return Reachability(
+            "untrusted", f"{where} does not speak TLS as this federation's server does ({reason.lower()})"
+        )
+    except socket.gaierror:
+        return Reachability("unreachable", f"{connection.host}: this name has no address here; ask for the right one")
+    except ConnectionRefusedError:
+        return Reachability("unreachable", f"{where} refuses: is the server started (`feddure federate server`)?")
+    except TimeoutError:
+        return Reachability("unreachable", f"{where} does not answer: does a firewall block outgoing TCP to this port?")
+    except OSError as problem:
+        return Reachability("unreachable", f"{where} cannot be reached ({problem.strerror or problem})")
+
+
+def clock_problem(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> str:
+    """How far this machine's clock is from the server's, where that is too far; nothing where nobody can say.
+
+    Every answer of the server has its time, the refusal of an empty request too.
+    """
+    if not connection.secure:
+        return ""
+    asking = http.client.HTTPSConnection(
+        connection.host, connection.port, timeout=timeout, context=ssl.create_default_context(cafile=authority)
+    )
+    try:
+        asking.request("GET", "/")
+        date = asking.getresponse().getheader("date")
+        ahead = time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return ""
+    finally:
+        asking.close()
+    if abs(ahead) <= _CLOCK_SECONDS:
+        return ""
+    return (
+        f"this machine's clock is {abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} the server's, and "
+        f"signatures with a wrong time are refused: set the clocks (NTP) of both"
+    )
+
+
+def _validity(encrypted: ssl.SSLSocket) -> Validity | None:
+    found = encrypted.getpeercert() or {}
+    begins, ends = found.get("notBefore"), found.get("notAfter")
+    if not isinstance(begins, str) or not isinstance(ends, str):
+        return None
+    moments = (datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC) for text in (begins, ends))
+    return Validity(*moments)
+
+
+def _why_untrusted(problem: ssl.SSLCertVerificationError, host: str) -> str:
+    # Numbers of OpenSSL: 10 is an ended certificate, 9 one that has not begun, 62 and 64 a wrong name or address.
+    if problem.verify_code in (62, 64):
+        return f"the server's certificate is for another name than {host}: was init given the right --server-address?"
+    if problem.verify_code == 10:
+        return "the server's certificate has ended: its operator runs `feddure federate renew`"
+    if problem.verify_code == 9:
+        return "the server's certificate is not valid yet: is this machine's clock right?"
+    return (
+        f"not the server of this federation: its certificate is not signed by ca.crt ({problem.verify_message}). "
+        f"Nothing was sent. Use the ca.crt of the bundle that the server's operator handed over; where it is that one, "
+        f"another server or an inspecting proxy answers, and TLS must go through untouched"
+    )

@@ -1,22 +1,109 @@
-"""What the server's operator asks of the SuperLink, through Flower's own command line."""
+"""Flower's programs: their environment and command lines, and what the server's operator asks of the SuperLink.
+
+One connection is known to Flower, called `federation`: the SuperLink on this machine's loopback address.
+"""
 
 import json
+import os
+import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from feddure.errors import RunError
+from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
-from feddure.flower.deploy import certificates, commands
-from feddure.flower.deploy.layout import ServerFolder, read_settings
-from feddure.flower.deploy.terminal import printable
+from feddure.flower.app.sanitize import printable
+from feddure.flower.deploy import certificates
+from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
+
+CONNECTION = "federation"
+LOOPBACK = "127.0.0.1"
+OWN_SUPEREXEC = ("--isolation", "process")
+"""Flower would start a SuperExec by itself, and never look after it: feddure starts one that it can watch."""
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower asks nobody on the internet for anything, and installs nothing."""
+_USED_BEFORE = "already in use"
 
 Show = Callable[[str], None]
 """Prints a line for the operator."""
 Registered = dict[str, dict[str, str]]
 """For each site its node's number and its key; no number, and the nodes before, while a registration is under way."""
-_USED_BEFORE = "already in use"
+
+
+def environment(
+    flower_home: Path, programs: Path | None = None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of Flower's processes: quiet, with its own home, and with this Python's programs on the path.
+
+    What lies in `programs` is found before those.
+    """
+    found = dict(os.environ if base is None else base) | _QUIET
+    found["FLWR_HOME"] = str(flower_home.resolve())
+    # Flower starts its other programs by bare name.
+    found["PATH"] = os.pathsep.join(map(str, filter(None, (programs, _programs(), found.get("PATH")))))
+    # Its processes talk to each other on the loopback address, whatever proxy leads to the outside.
+    for name in ("NO_PROXY", "no_proxy"):
+        found[name] = ",".join([*filter(None, [found.get(name)]), LOOPBACK, "localhost"])
+    return found
+
+
+def superexec_command(port: int, parent: int, authority: Path | None) -> list[str]:
+    """What starts the programs of runs for the SuperLink or SuperNode at this port, and ends with that process."""
+    return [
+        program("flower-superexec"),
+        *(["--root-certificates", str(authority)] if authority is not None else ["--insecure"]),
+        *("--runtime-api-address", join_address(LOOPBACK, port)),
+        *("--parent-pid", str(parent)),
+    ]
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as a person would type it."""
+    first, *rest = command
+    return shlex.join([Path(first).name, *rest])
+
+
+def toml_pairs(values: Mapping[str, Any]) -> str:
+    """key=value pairs as Flower's --run-config and --node-config read them."""
+    return " ".join(f"{key}={_toml(value)}" for key, value in values.items())
+
+
+def program(name: str) -> str:
+    """The path of one of Flower's programs beside this Python, or its name where it lies elsewhere on the path."""
+    beside = _programs() / name
+    return str(beside) if beside.exists() else name
+
+
+def _programs() -> Path:
+    return Path(sys.executable).parent
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    # Flower's own reader of these pairs knows no escapes: a text must do without one of the two quotes.
+    text = str(value)
+    if not any(character in text for character in '"\\\n'):
+        return f'"{text}"'
+    if not any(character in text for character in "'\n"):
+        return f"'{text}'"
+    raise ConfigError(f"{text!r}: has quotation marks that Flower cannot be told; use a name without them")
+
+
+def _connections(folder: ServerFolder, control_port: int, secure: bool) -> str:
+    """Flower's config.toml: the one connection, by absolute path."""
+    protection = f"root-certificates = {_toml(str(folder.authority.resolve()))}" if secure else "insecure = true"
+    address = _toml(join_address(LOOPBACK, control_port))
+    return f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = {address}\n{protection}\n'
 
 
 @dataclass(frozen=True)
@@ -58,9 +145,9 @@ class Control:
         self._folder = folder
         self._show = show
         settings = read_settings(folder)
-        self.environment = commands.environment(folder.flower_home)
+        self.environment = environment(folder.flower_home)
         folder.flower_home.mkdir(parents=True, exist_ok=True)
-        text = commands.connections(folder, settings.control_port, settings.secure)
+        text = _connections(folder, settings.control_port, settings.secure)
         write_whole(folder.flower_home / "config.toml", text.encode(), RunError)
 
     def register(self, sites: Sequence[str]) -> None:
@@ -71,7 +158,7 @@ class Control:
         for site, entry in list(known.items()):
             if entry["node"] not in listed or entry["key"] != keys.get(site):
                 if entry["node"] in listed:
-                    self.ask(commands.unregister(entry["node"]), show=True)
+                    self.ask("supernode", "unregister", entry["node"], CONNECTION, show=True)
                 del known[site]
                 self._keep(known)
         for site, key in keys.items():
@@ -87,7 +174,7 @@ class Control:
         before = " ".join(entry["node-id"] for entry in self._nodes())
         self._keep(known | {site: {"node": "", "key": key, "before": before}})
         try:
-            answer = self.ask(commands.register(path, site), show=True)
+            answer = self.ask("supernode", "register", str(path), CONNECTION, "--name", site, show=True)
         except RunError as problem:
             if _USED_BEFORE not in str(problem).lower():
                 raise
@@ -137,7 +224,8 @@ class Control:
 
     def runs(self, run: str | None = None) -> list[RunState]:
         """The runs that the SuperLink knows, the newest first, or one of them."""
-        rows = self.ask(commands.list_runs(run))["runs"]
+        chosen = ["--run-id", run] if run is not None else []
+        rows = self.ask("list", CONNECTION, *chosen)["runs"]
         return [
             RunState(str(row["run-id"]), row["status"], float(row["elapsed"]), printable(row["status-details"] or ""))
             for row in rows
@@ -145,16 +233,18 @@ class Control:
 
     def start(self, options: dict[str, Any]) -> str:
         """Start a run of the federation's app; returns its number."""
-        return str(self.ask(commands.start_run(self._folder.app, options), show=True)["run-id"])
+        words = ("run", str(self._folder.app), CONNECTION, "--run-config", toml_pairs(options))
+        return str(self.ask(*words, show=True)["run-id"])
 
     def stop(self, run: str) -> None:
         """End a run early."""
-        self.ask(commands.stop_run(run), show=True)
+        self.ask("stop", run, CONNECTION, show=True)
 
-    def ask(self, command: Sequence[str], show: bool = False) -> dict[str, Any]:
-        """Run one of Flower's commands and return the JSON it answers with."""
+    def ask(self, *words: str, show: bool = False) -> dict[str, Any]:
+        """Run one of the commands of `flwr` and return the JSON it answers with."""
+        command = [program("flwr"), *words, "--format", "json"]
         if show:
-            self._show("$ " + commands.shown(command))
+            self._show("$ " + shown(command))
         done = subprocess.run(
             command,
             env=self.environment,
@@ -171,11 +261,13 @@ class Control:
             answer = {}
         if done.returncode or not answer.get("success"):
             reason = printable(str(answer.get("error-message") or done.stderr or done.stdout).strip())
-            raise RunError(f"`{commands.shown(command)}` failed:\n{reason}")
+            raise RunError(f"`{shown(command)}` failed:\n{reason}")
         return answer
 
     def _nodes(self) -> list[dict[str, Any]]:
-        return [entry for entry in self.ask(commands.list_nodes())["nodes"] if entry["status"] != "unregistered"]
+        return [
+            entry for entry in self.ask("supernode", "list", CONNECTION)["nodes"] if entry["status"] != "unregistered"
+        ]
 
     def _registered(self) -> Registered:
         try:

@@ -7,19 +7,19 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
 from feddure.flower.app.description import Description
-from feddure.flower.deploy import certificates, instructions
+from feddure.flower.app.private_files import write_private_file
+from feddure.flower.deploy import certificates
+from feddure.flower.deploy.certificates import AUTHORITY_DAYS, SERVER_DAYS
 from feddure.flower.deploy.layout import Bundle, Connection, ServerFolder, Settings, write_settings
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
 PORT, CONTROL_PORT = 9092, 9093
-"""Where the gate listens for sites, and where the SuperLink listens on the server's loopback address."""
+"""Where the proxy listens for sites, and where the SuperLink listens on the server's loopback address."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
 
@@ -41,7 +41,8 @@ def initialise(
         raise ConfigError("--public-key was given with --insecure, which uses no keys: leave one of them out")
     aside = None
     try:
-        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=_made(root.absolute().parent)))
+        root.absolute().parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.absolute().parent))
         _fill(ServerFolder(aside), description, given, Settings(description.server.host, control_port, secure))
         aside.chmod(0o755)
         aside.replace(root)  # all of it or nothing
@@ -56,12 +57,15 @@ def initialise(
 def _fill(
     folder: ServerFolder,
     description: Description,
-    public_keys: "Mapping[str, EllipticCurvePublicKey]",
+    public_keys: Mapping[str, EllipticCurvePublicKey],
     settings: Settings,
 ) -> None:
-    from feddure.flower.app.app_folder import write_app
+    from feddure.flower.app.run_config import write_app  # imports PyTorch
 
-    _make_folders(folder, description)
+    for place in (folder.authority_key.parent, folder.server, folder.sites):
+        place.mkdir(mode=0o700)
+    for place in (folder.runs, folder.public_keys, *(folder.bundle(site).root for site in description.sites)):
+        place.mkdir()
     write_whole(folder.description, description.to_yaml().encode(), RunError)
     write_settings(folder, settings)
     if settings.secure:
@@ -72,7 +76,7 @@ def _fill(
     for site in description.sites:
         _write_bundle(folder, description, site, public_keys.get(site), settings.secure)
     write_app(folder.app, description, {})
-    write_whole(folder.readme, instructions.for_server(description, settings.secure).encode(), RunError)
+    write_whole(folder.readme, _server_readme(description, settings.secure).encode(), RunError)
 
 
 def renew(folder: ServerFolder, authority_key: Path | None = None) -> certificates.Validity:
@@ -84,7 +88,7 @@ def renew(folder: ServerFolder, authority_key: Path | None = None) -> certificat
             f"{key_path}: the authority's private key is not there; name its place with --authority-key FILE"
         )
     key, certificate = certificates.read_private_key(key_path), certificates.read_certificate(folder.authority)
-    if not certificates.same_key(key.public_key(), certificate.public_key()):  # type: ignore[arg-type]
+    if key.public_key() != certificate.public_key():
         raise certificates.CertificateError(f"{key_path}: is not the key of the authority {folder.authority}")
     _write_server_certificate(folder, description.server.host, (key, certificate))
     return certificates.validity(certificates.read_certificate(folder.certificate))
@@ -97,15 +101,13 @@ def _write_server_certificate(folder: ServerFolder, host: str, authority: tuple)
 
 
 def _write_bundle(
-    folder: ServerFolder, description: Description, site: str, public: "EllipticCurvePublicKey | None", secure: bool
+    folder: ServerFolder, description: Description, site: str, public: EllipticCurvePublicKey | None, secure: bool
 ) -> None:
     bundle = folder.bundle(site)
     connection = Connection(site, description.server.host, description.server.port, secure)
     write_whole(bundle.description, description.to_yaml().encode(), RunError)
     write_whole(bundle.connection, connection.to_yaml().encode(), RunError)
-    write_whole(
-        bundle.readme, instructions.for_site(description, connection, own_key=public is not None).encode(), RunError
-    )
+    write_whole(bundle.readme, _site_readme(description, connection, own_key=public is not None).encode(), RunError)
     if secure:
         write_whole(bundle.authority, folder.authority.read_bytes(), RunError)
         if public is None:
@@ -127,22 +129,7 @@ def _write_archive(path: Path, bundle: Bundle, site: str) -> None:
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o100600 if file == bundle.key else 0o100644) << 16
             archive.writestr(entry, file.read_bytes())
-    with certificates.for_owner_alone():
-        write_whole(path, content.getvalue(), RunError)
-
-
-def _make_folders(folder: ServerFolder, description: Description) -> None:
-    for place in (folder.authority_key.parent, folder.server, folder.root / "sites"):
-        place.mkdir(mode=0o700)
-    folder.runs.mkdir()
-    folder.public_key("any").parent.mkdir()
-    for site in description.sites:
-        folder.bundle(site).root.mkdir()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    write_private_file(path, content.getvalue(), RunError)
 
 
 def _expect_empty(root: Path) -> None:
@@ -162,8 +149,94 @@ def _expect_host(host: str) -> None:
         )
 
 
-def _read_public_keys(description: Description, public_keys: Mapping[str, Path]) -> "dict[str, EllipticCurvePublicKey]":
+def _read_public_keys(description: Description, public_keys: Mapping[str, Path]) -> dict[str, EllipticCurvePublicKey]:
     for site in public_keys:
         if site not in description.sites:
             raise ConfigError(f"--public-key {site}=...: no such site; there are: {', '.join(description.sites)}")
     return {site: certificates.read_public_key(path) for site, path in public_keys.items()}
+
+
+# --- READMEs -----------------------------------------------------------------------------------------
+def _server_readme(description: Description, secure: bool) -> str:
+    """What the server's operator does with the folder."""
+    sites = "\n".join(f"| {site} | `sites/{site}.zip` |" for site in description.sites)
+    protection = _AUTHORITY if secure else _INSECURE
+    return f"""# {description.name}: the server
+
+Sites reach this server at **{description.server.host}, TCP port {description.server.port}**. Open that port, and
+only that one.
+
+1. Hand each site its bundle over a channel you trust (it may hold the site's private key):
+
+   | site | bundle |
+   |---|---|
+{_indented(sites)}
+
+2. Start the server, and leave it running: `feddure federate server .`
+3. Start a run, on this machine: `feddure federate run . --method feddure --rounds 50`
+4. Look: `feddure federate status .`
+
+{protection}
+`federation.yaml` says what all sites agree on (classes, image size, normalisation, sites). After a change every site
+needs the new file: make a new folder with `feddure federate init` and hand out new bundles.
+
+All of it is explained in docs/federation.md of feddure.
+"""
+
+
+def _site_readme(description: Description, connection: Connection, own_key: bool) -> str:
+    """What a site's operator does with the bundle."""
+    site = connection.site
+    key = _OWN_KEY if own_key else _GIVEN_KEY
+    classes = "\n".join(f"    IMAGES/labelled/{name}/*" for name in description.classes)
+    return f"""# {description.name}: site {site}
+
+This folder lets `{site}` join the federation at {connection.address}. The site needs outgoing TCP to that address
+and no open port.
+
+1. `pip install 'feddure[flower]'` (Python 3.11 or 3.12).
+2. Put the images in a folder of this shape; any image format that Pillow reads, any size:
+
+{classes}
+    IMAGES/unlabelled/*
+
+   Folders of classes you have no images of may be missing; so may `unlabelled`. Where 16-bit files hold 12-bit
+   greys, say `--data 'folder:IMAGES?depth=12'` below.
+3. Check everything, with this folder as the current one: `feddure federate check . {site} --data IMAGES`
+4. Join: `feddure federate site . {site} --data IMAGES`, and leave it running; Ctrl-C leaves the federation. The
+   terminal has a line for each round, and says why where the site is refused; Flower's own logs lie in `state/`.
+
+{key if connection.secure else _INSECURE}
+Images, file names and labels stay here. What leaves the site: model weights after training on your images, the
+number of labelled and unlabelled images, and averages of the training losses. The server chooses what is trained and
+for how long, but cannot bring code of its own: this site runs the feddure that you installed. Use an account that can
+read IMAGES and little else all the same.
+"""
+
+
+def _indented(lines: str) -> str:
+    return "\n".join("   " + line for line in lines.splitlines())
+
+
+_AUTHORITY = f"""## Keys
+
+- `authority/ca.key` signs the server's certificate ({SERVER_DAYS} days) and is needed again only to renew it.
+  Whoever has it can pose as this server. Take it off line now: move it to a place that is not on a network, and
+  bring it back for `feddure federate renew . --authority-key FILE`. The authority itself holds for
+  {AUTHORITY_DAYS // 365} years.
+- `server/server.key` must stay on this machine. `server/nodes/SITE.pub` are the public keys of the sites that may join.
+- Once a site has its bundle, remove `sites/SITE/node.key` and `sites/SITE.zip` here: only the site needs them.
+
+"""
+
+_GIVEN_KEY = """`node.key` is this site's private key: whoever has it can join as this site. Keep it readable by one
+user only, and ask the server's operator to remove the copy. `ca.crt` lets this site recognise the server.
+"""
+
+_OWN_KEY = """This site made its own key: put the private key here as `node.key`, readable by one user only. Nobody
+else has it. `ca.crt` lets this site recognise the server.
+"""
+
+_INSECURE = """**This federation was made with --insecure: nothing is encrypted and anybody can join. Never use it with
+real data.**
+"""

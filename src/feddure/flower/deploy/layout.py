@@ -1,7 +1,7 @@
 """Where things lie in the server operator's folder and in a site's bundle."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,19 @@ import yaml
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
 from feddure.flower.app import description
-from feddure.flower.app.description import Description
+from feddure.flower.app.description import FILE_NAME, Description
 
 CONNECTION_FILE = "connection.yaml"
+
+
+class _Below:
+    """A path below a folder's root."""
+
+    def __init__(self, *parts: str):
+        self._parts = parts
+
+    def __get__(self, folder: "ServerFolder | Bundle", owner: type) -> Path:
+        return folder.root.joinpath(*self._parts)
 
 
 @dataclass(frozen=True)
@@ -21,85 +31,34 @@ class ServerFolder:
 
     root: Path
 
-    @property
-    def description(self) -> Path:
-        return self.root / description.FILE_NAME
-
-    @property
-    def readme(self) -> Path:
-        return self.root / "README.md"
-
-    @property
-    def app(self) -> Path:
-        return self.root / "app"
-
-    @property
-    def authority_key(self) -> Path:
-        return self.root / "authority" / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        return self.root / "server"
-
-    @property
-    def authority(self) -> Path:
-        return self.server / "ca.crt"
-
-    @property
-    def certificate(self) -> Path:
-        return self.server / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        return self.server / "server.key"
-
-    @property
-    def database(self) -> Path:
-        return self.server / "superlink.db"
-
-    @property
-    def log(self) -> Path:
-        return self.server / "superlink.log"
-
-    @property
-    def superexec_log(self) -> Path:
-        return self.server / "superexec.log"
-
-    @property
-    def settings(self) -> Path:
-        return self.server / "settings.json"
-
-    @property
-    def flower_home(self) -> Path:
-        return self.server / "flower"
-
-    @property
-    def registered(self) -> Path:
-        """Which of Flower's nodes is which site."""
-        return self.server / "registered.json"
-
-    @property
-    def ledger(self) -> Path:
-        """Which of Flower's runs lies in which run folder, and what it was asked for."""
-        return self.server / "runs.json"
-
-    @property
-    def running(self) -> Path:
-        """Which processes are at work as this server."""
-        return self.server / "running.json"
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs"
+    description = _Below(FILE_NAME)
+    readme = _Below("README.md")
+    app = _Below("app")
+    runs = _Below("runs")
+    sites = _Below("sites")
+    authority_key = _Below("authority", "ca.key")
+    server = _Below("server")
+    authority = _Below("server", "ca.crt")
+    certificate = _Below("server", "server.crt")
+    key = _Below("server", "server.key")
+    public_keys = _Below("server", "nodes")
+    database = _Below("server", "superlink.db")
+    log = _Below("server", "superlink.log")
+    superexec_log = _Below("server", "superexec.log")
+    settings = _Below("server", "settings.json")
+    flower_home = _Below("server", "flower")
+    registered = _Below("server", "registered.json")  # which of Flower's nodes is which site
+    run_index = _Below("server", "runs.json")  # which of Flower's runs lies in which run folder
+    pidfile = _Below("server", "running.json")
 
     def public_key(self, site: str) -> Path:
-        return self.server / "nodes" / f"{site}.pub"
+        return self.public_keys / f"{site}.pub"
 
     def bundle(self, site: str) -> "Bundle":
-        return Bundle(self.root / "sites" / site)
+        return Bundle(self.sites / site)
 
     def archive(self, site: str) -> Path:
-        return self.root / "sites" / f"{site}.zip"
+        return self.sites / f"{site}.zip"
 
     def read(self) -> Description:
         """The description of the federation; an error where this is not such a folder."""
@@ -116,63 +75,19 @@ class Bundle:
 
     root: Path
 
-    @property
-    def description(self) -> Path:
-        return self.root / description.FILE_NAME
-
-    @property
-    def connection(self) -> Path:
-        return self.root / CONNECTION_FILE
-
-    @property
-    def readme(self) -> Path:
-        return self.root / "README.md"
-
-    @property
-    def authority(self) -> Path:
-        return self.root / "ca.crt"
-
-    @property
-    def key(self) -> Path:
-        return self.root / "node.key"
-
-    @property
-    def public_key(self) -> Path:
-        return self.root / "node.pub"
-
-    @property
-    def flower_home(self) -> Path:
-        return self.root / "flower"
-
-    @property
-    def programs(self) -> Path:
-        """What the site's SuperNode finds in place of Flower's programs: the guard."""
-        return self.flower_home / "programs"
-
-    @property
-    def state(self) -> Path:
-        """What the site must remember between rounds and restarts; it never leaves the site."""
-        return self.root / "state"
-
-    @property
-    def running(self) -> Path:
-        """Which processes are at work for this site."""
-        return self.state / "running.json"
-
-    @property
-    def supernode_log(self) -> Path:
-        """What Flower says of the connection; it may name files of the site, as the next one does."""
-        return self.state / "supernode.log"
-
-    @property
-    def superexec_log(self) -> Path:
-        """What is said of the work."""
-        return self.state / "superexec.log"
-
-    @property
-    def cache(self) -> Path:
-        """Where the site's ClientApp keeps pixels."""
-        return self.state / "cache"
+    description = _Below(FILE_NAME)
+    connection = _Below(CONNECTION_FILE)
+    readme = _Below("README.md")
+    authority = _Below("ca.crt")
+    key = _Below("node.key")
+    public_key = _Below("node.pub")
+    flower_home = _Below("flower")
+    programs = _Below("flower", "programs")  # what the SuperNode finds in place of Flower's programs
+    state = _Below("state")  # what the site keeps between rounds and restarts; it never leaves the site
+    cache = _Below("state", "cache")  # pixels
+    pidfile = _Below("state", "running.json")
+    supernode_log = _Below("state", "supernode.log")  # may name files of the site, as the next one does
+    superexec_log = _Below("state", "superexec.log")
 
 
 @dataclass(frozen=True)
@@ -189,8 +104,7 @@ class Connection:
         return join_address(self.host, self.port)
 
     def to_yaml(self) -> str:
-        content = {"site": self.site, "host": self.host, "port": self.port, "secure": self.secure}
-        return yaml.safe_dump(content, sort_keys=False)
+        return yaml.safe_dump(asdict(self), sort_keys=False)
 
 
 def read_connection(bundle: Bundle) -> Connection:
@@ -226,8 +140,7 @@ def read_settings(folder: ServerFolder) -> Settings:
 
 def write_settings(folder: ServerFolder, settings: Settings) -> None:
     """Keep how the server runs."""
-    content = {"bind": settings.bind, "control_port": settings.control_port, "secure": settings.secure}
-    write_whole(folder.settings, (json.dumps(content, indent=1) + "\n").encode(), RunError)
+    write_whole(folder.settings, (json.dumps(asdict(settings), indent=1) + "\n").encode(), RunError)
 
 
 def find_bundle(folder: Path, site: str) -> Bundle:

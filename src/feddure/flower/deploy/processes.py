@@ -1,28 +1,44 @@
-"""Processes that are ended with what started them."""
+"""Processes that are ended with what started them, and the pidfile by which a next start finds what one left."""
 
 import errno
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
+
+import psutil
 
 from feddure.errors import RunError
-from feddure.flower.deploy.supervise import tethered
-from feddure.flower.deploy.terminal import printable
+from feddure.files import write_whole
+from feddure.flower.app.sanitize import printable
 
 POLL_SECONDS = 0.2
-_END_SECONDS = 20.0
+_TERMINATE_SECONDS = 20.0
 _ORPHAN_SECONDS = 10.0
+_LEFTOVER_SECONDS = 15.0
+"""Flower's programs that were started by a killed process end within this time, where the system tells them."""
+_OWN_NAME = "feddure"
+
+# A program that becomes another one, which Linux asks to end when the process that started it is gone, kill -9
+# included (1 is PR_SET_PDEATHSIG). Nothing but exec is safe in a child of a process with threads.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-class Ended(BaseException):
+class Terminated(BaseException):
     """The user (Ctrl-C) or the system (SIGTERM, a closed terminal) asked to end.
 
     Like KeyboardInterrupt no Exception: code that survives any damaged file must not survive this.
@@ -37,7 +53,7 @@ class Ended(BaseException):
 class Process:
     """A child process in a session of its own, so that only its parent decides when it ends.
 
-    On Linux it also ends where its parent was killed; elsewhere it is found by the next start (see `running`).
+    On Linux it also ends where its parent was killed; elsewhere the next start finds it by the pidfile.
     """
 
     def __init__(
@@ -50,15 +66,15 @@ class Process:
         """Start a command in a folder, by default the current one; `log` gets what it prints."""
         self.name = Path(command[0]).name
         self._log_path = log
-        self._asked = False
-        self._below: dict[int, str] = {}  # what the process had started when it was asked to end
+        self._terminating = False
+        self._descendants: list[psutil.Process] = []  # what it had started when it was asked to end
         self._log: IO[bytes] | None = log.open("ab") if log is not None else None
-        self._begin = log.stat().st_size if log is not None else 0
+        self._log_start = log.stat().st_size if log is not None else 0
         try:
             if shutil.which(command[0], path=environment.get("PATH")) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             self.popen = subprocess.Popen(
-                tethered(list(command)),
+                ending_with_parent(command),
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -74,40 +90,40 @@ class Process:
             ) from None
 
     @property
-    def ended(self) -> bool:
-        return self.popen.poll() is not None
-
-    @property
     def code(self) -> int | None:
         """The exit code; None before the end."""
         return self.popen.poll()
 
-    def last_words(self, lines: int = 15) -> str:
+    @property
+    def ended(self) -> bool:
+        return self.code is not None
+
+    def log_tail(self, lines: int = 15) -> str:
         """The end of what the process wrote to its log."""
         if self._log_path is None:
             return ""
         with self._log_path.open("rb") as file:
-            file.seek(self._begin)
-            words = file.read().decode(errors="replace").splitlines()[-lines:]
-        return "\n".join(printable(line) for line in words)
+            file.seek(self._log_start)
+            return "\n".join(map(printable, file.read().decode(errors="replace").splitlines()[-lines:]))
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Ask the process to end, without waiting for it; a second signal would break off an orderly end."""
-        if not self._asked and not self.ended:
-            self._asked = True
-            self._below = _descendants(self.popen.pid)
+        if not self._terminating and not self.ended:
+            self._terminating = True
+            with suppress(psutil.Error):
+                self._descendants = psutil.Process(self.popen.pid).children(recursive=True)
             self.popen.terminate()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ask the process to end, make it end where it does not, and see that nothing it started is left."""
         try:
-            self.ask_to_end()
+            self.terminate()
             try:
-                self.popen.wait(_END_SECONDS)
+                self.popen.wait(_TERMINATE_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(self.popen.pid, signal.SIGKILL)
                 self.popen.wait()
-            _outlive(self._below | _in_session(self.popen.pid))
+            _wait_or_kill({*self._descendants, *_in_session(self.popen.pid)})
         finally:
             if self._log is not None:
                 self._log.close()
@@ -116,10 +132,10 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.stop()
 
 
-class Together:
+class ProcessGroup:
     """Processes of which none is of use without the others: where one has ended, all of them are to end."""
 
     def __init__(self, *processes: Process):
@@ -133,103 +149,117 @@ class Together:
         """Wait for the end of one of them, while signals still get through; returns the one."""
         while True:
             ended = next((process for process in self._processes if process.ended), None)
-            meanwhile()  # once more after the end: what was said last counts too
+            meanwhile()  # once more after the end: what was logged last counts too
             if ended is not None:
                 return ended
             time.sleep(POLL_SECONDS)
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Ask all of them to end, without waiting for it."""
         for process in self._processes:
-            process.ask_to_end()
+            process.terminate()
 
-    def __enter__(self) -> "Together":
+    def __enter__(self) -> "ProcessGroup":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ask_to_end()
+        self.terminate()
         with ExitStack() as ending:
             for process in self._processes:
-                ending.callback(process.end)
+                ending.callback(process.stop)
 
 
-def _descendants(pid: int) -> dict[int, str]:
-    """Processes that a process started, and those started by them, with the time at which each began.
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """The command line under which a command ends with this process; only Linux can do that."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 
-    Flower's programs start others in sessions of their own; those look for their parent every few seconds and end
-    without it. Systems without /proc are left to that.
-    """
-    children: dict[int, list[tuple[int, str]]] = {}
-    for each, about in _running().items():
-        children.setdefault(about.parent, []).append((each, about.start))
-    found: dict[int, str] = {}
-    waiting = [pid]
-    while waiting:
-        for child, start in children.get(waiting.pop(), []):
-            found[child] = start
-            waiting.append(child)
+
+def _in_session(session: int) -> list[psutil.Process]:
+    """The processes of a session whose leader may be gone: what a killed one had started has no parent."""
+    found = []
+    for process in psutil.process_iter() if hasattr(os, "getsid") else ():
+        with suppress(OSError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
     return found
 
 
-def _in_session(pid: int) -> dict[int, str]:
-    """Processes in the session of one that may be gone, with the time at which each began.
-
-    Where a process was killed, what it had started has no parent to be found by.
-    """
-    return {each: about.start for each, about in _running().items() if about.session == pid}
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
-class _Seen(NamedTuple):
-    """What the system says of a process."""
-
-    parent: int
-    session: int
-    start: str
-
-
-def _running() -> dict[int, _Seen]:
-    """All processes that have not ended; none on systems without /proc."""
-    numbers = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-    return {pid: seen for pid in numbers if (seen := _see(pid)) is not None}
-
-
-def _see(pid: int) -> _Seen | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else _Seen(int(fields[1]), int(fields[3]), fields[19])
-
-
-def began(pid: int) -> str | None:
-    """When a living process began, in the system's own words; None where it has ended or nobody can say."""
-    if Path("/proc/self/stat").exists():
-        seen = _see(pid)
-        return seen.start if seen is not None else None
-    if os.name == "nt":
-        return None
-    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
-
-
-def _outlive(processes: Mapping[int, str]) -> None:
-    """Wait for the end of processes; those that do not see that they are alone are ended."""
+def _wait_or_kill(processes: set[psutil.Process]) -> None:
+    """Wait for processes that look for their parent every few seconds; those that do not see its end are killed."""
     limit = time.monotonic() + _ORPHAN_SECONDS
-    left = dict(processes)
-    while left:
-        # A number may have gone to another process since: the time at which it began tells them apart.
-        left = {pid: start for pid, start in left.items() if (seen := _see(pid)) and seen.start == start}
-        if left and time.monotonic() > limit:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    while processes := set(filter(_is_alive, processes)):
+        if time.monotonic() > limit:
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.kill()
             return
         time.sleep(0.05)
 
 
+# --- pidfile -----------------------------------------------------------------------------------------
 @contextmanager
-def signals_as_ended() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal raise `Ended`, so that everything started is also ended.
+def pidfile(path: Path, who: str) -> Iterator[None]:
+    """While this holds, another start with the same pidfile is refused."""
+    _expect_nobody(path, who)
+    write_pidfile(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def write_pidfile(path: Path, *started: Process) -> None:
+    """Note this process and those that it started."""
+    numbers = {os.getpid(): _OWN_NAME} | {process.popen.pid: process.name for process in started}
+    content = [{"pid": pid, "name": name, "began": began(pid)} for pid, name in numbers.items()]
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
+
+
+def began(pid: int) -> float | None:
+    """When a living process began; None where it has ended."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.create_time() if _is_alive(process) else None
+    return None
+
+
+def _expect_nobody(path: Path, who: str) -> None:
+    limit = time.monotonic() + _LEFTOVER_SECONDS
+    while living := _living(path):
+        own = next((pid for pid, name in living.items() if name == _OWN_NAME), None)
+        if own is not None:
+            raise RunError(f"{who} runs on this machine already; end it first, with Ctrl-C there or `kill {own}`")
+        if time.monotonic() > limit:
+            numbers = " ".join(map(str, living))
+            named = ", ".join(f"{name} (process {pid})" for pid, name in living.items())
+            raise RunError(
+                f"{who} was killed here earlier, and what it had started goes on without it: {named}; "
+                f"end that with `kill {numbers}`, then start again"
+            )
+        time.sleep(0.2)
+
+
+def _living(path: Path) -> dict[int, str]:
+    """The processes of an earlier start that have not ended; a number may have gone to another process since."""
+    try:
+        noted = {int(entry["pid"]): (str(entry["name"]), entry["began"]) for entry in json.loads(path.read_text())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}  # never written, or torn by a full disk: nobody can be named
+    return {pid: name for pid, (name, at) in noted.items() if pid != os.getpid() and at and began(pid) == at}
+
+
+# --- signals and ports -------------------------------------------------------------------------------
+@contextmanager
+def terminating_on_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and a closed terminal raise `Terminated`, so that everything started is also ended.
 
     A signal that is ignored stays so: that is how `nohup` keeps a server running.
     """
@@ -237,14 +267,14 @@ def signals_as_ended() -> Iterator[None]:
         yield
         return
 
-    def end(number: int, frame: object) -> None:
+    def terminate(number: int, frame: object) -> None:
         for each in numbers:  # a second signal must not break off the ending
             signal.signal(each, signal.SIG_IGN)
-        raise Ended(number)
+        raise Terminated(number)
 
     known = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
     numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
-    before = [signal.signal(number, end) for number in numbers]
+    before = [signal.signal(number, terminate) for number in numbers]
     try:
         yield
     finally:
@@ -253,13 +283,13 @@ def signals_as_ended() -> Iterator[None]:
 
 
 def wait_until(ready: Callable[[], bool], process: Process, what: str, seconds: float = 60.0) -> None:
-    """Wait until a process does its work; an error with its last words where it does not."""
+    """Wait until a process does its work; an error with the end of its log where it does not."""
     limit = time.monotonic() + seconds
     while not ready():
         if process.ended:
-            raise RunError(f"{what} ended at once (exit code {process.popen.returncode}):\n{process.last_words()}")
+            raise RunError(f"{what} ended at once (exit code {process.code}):\n{process.log_tail()}")
         if time.monotonic() > limit:
-            raise RunError(f"{what} is not ready after {seconds:.0f} seconds:\n{process.last_words()}")
+            raise RunError(f"{what} is not ready after {seconds:.0f} seconds:\n{process.log_tail()}")
         time.sleep(0.1)
 
 
@@ -272,15 +302,15 @@ def is_listening(host: str, port: int) -> bool:
         return False
 
 
-def expect_free(host: str, port: int, option: str) -> None:
-    """Refuse an address that cannot be listened on, naming the option that gives another."""
+def expect_free(host: str, port: int, hint: str) -> None:
+    """Refuse an address that cannot be listened on, with a hint at what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as attempt:
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((host, port))
         except OSError as problem:
-            raise RunError(f"{host} port {port}: cannot listen there ({problem.strerror}); {option}") from None
+            raise RunError(f"{host} port {port}: cannot listen there ({problem.strerror}); {hint}") from None
 
 
 def free_port() -> int:

@@ -1,30 +1,34 @@
-"""The gate: the only thing of a server that the network reaches.
+"""The proxy for sites: the only thing of a server that the network reaches.
 
 Flower's SuperLink serves three interfaces on one port: the Fleet API, where sites authenticate with their keys, and
 the Control and Runtime APIs, which ask for no user: whoever reaches them can start runs, and with them Python code at
-every site. So the SuperLink listens on the loopback address, and the gate, with the server's certificate, passes on
+every site. So the SuperLink listens on the loopback address, and the proxy, with the server's certificate, passes on
 requests of the Fleet API and nothing else. Strangers are turned away before the body of their request is read, and
-nobody can make the gate hold more than a little memory, or a connection for nothing.
+nobody can make the proxy hold more than a little memory, or a connection for nothing.
 """
 
 import asyncio
 import base64
+import datetime
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
+import uvicorn
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feddure.errors import RunError
-from feddure.flower.deploy.signatures import PUBLIC_KEY, is_signed
 
-if TYPE_CHECKING:
-    import httpx
-
+_PUBLIC_KEY, _SIGNATURE, _TIME = b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]+")
 _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
@@ -34,6 +38,7 @@ _HEAD_BYTES = 64 << 10
 _BODY_BYTES = 1 << 30
 """Far more than a message with a model: Flower sends large ones in parts."""
 _BODY_PAUSE_SECONDS = 60.0
+_HEAD_SECONDS = 30.0
 
 Scope = dict[str, Any]
 Receive = Callable[[], Any]
@@ -41,8 +46,8 @@ Send = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
-class Visit:
-    """One request as the gate saw it."""
+class Request:
+    """One request as the proxy saw it."""
 
     action: str  # the last part of the path, such as activate-node
     public_key: bytes | None
@@ -50,7 +55,7 @@ class Visit:
     status: int
 
 
-class BrokenOff(Exception):
+class BodyError(Exception):
     """A request's body did not come as it should; `status` is what is answered."""
 
     def __init__(self, status: int):
@@ -58,7 +63,7 @@ class BrokenOff(Exception):
         self.status = status
 
 
-class Gate:
+class FleetProxy:
     """An ASGI application that passes requests of the Fleet API on to the SuperLink.
 
     With `keys`, public keys of sites, only requests that are signed with one of them.
@@ -68,11 +73,9 @@ class Gate:
         self,
         superlink: str,
         authority: Path | None,
-        observe: Callable[[Visit], None] = lambda visit: None,
+        observe: Callable[[Request], None] = lambda request: None,
         keys: Collection[bytes] | None = None,
     ):
-        import httpx
-
         self._observe = observe
         self._keys = keys
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=authority) if authority else False
@@ -93,28 +96,26 @@ class Gate:
             await _answer(send, 403)
             return
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
-            await _answer(send, 400)  # two lengths of one body: which of them holds is not for the gate to guess
+            await _answer(send, 400)  # two lengths of one body: which of them holds is not for the proxy to guess
             return
         if self._keys is not None and not is_signed(scope["headers"], self._keys):
             status = 401
             await _answer(send, status)
         else:
             status = await self._pass_on(scope, receive, send)
-        key = next((value for name, value in scope["headers"] if name == PUBLIC_KEY), None)
+        key = next((value for name, value in scope["headers"] if name == _PUBLIC_KEY), None)
         address = scope["client"][0] if scope.get("client") else "?"
-        self._observe(Visit(path.decode().rpartition("/")[2], key, address, status))
+        self._observe(Request(path.decode().rpartition("/")[2], key, address, status))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> int:
-        import httpx
-
         request = self._client.build_request(
             "POST", scope["raw_path"].decode(), headers=_end_to_end(scope["headers"]), content=_body(receive)
         )
         try:
             answer = await self._client.send(request, stream=True)
-        except BrokenOff as broken:
-            await _answer(send, broken.status)
-            return broken.status
+        except BodyError as error:
+            await _answer(send, error.status)
+            return error.status
         except httpx.TransportError:
             await _answer(send, 503)  # sites try again after this answer
             return 503
@@ -125,28 +126,64 @@ class Gate:
         return answer.status_code
 
 
-class RunningGate:
-    """A gate that listens, in a thread of its own, for at most so many connections at a time."""
+class IdleTimeoutProtocol(H11Protocol):
+    """HTTP for strangers: who sends no whole request head in time is let go, and so is who comes when all is full."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.abort()
+            return
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._stop_timer()
+        elif self._timer is None:
+            self._start_timer()  # a next request that has begun, or a body that goes on after it was refused
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(_HEAD_SECONDS, self._close_idle)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close_idle(self) -> None:
+        self._timer = None
+        if not self._is_answering():
+            self.transport.abort()
+
+
+class ProxyServer:
+    """A proxy that listens, in a thread of its own, for at most so many connections at a time."""
 
     def __init__(
         self,
-        gate: Gate,
+        proxy: FleetProxy,
         host: str,
         port: int,
         certificate: Path | None = None,
         key: Path | None = None,
         connections: int = 1000,
     ):
-        import uvicorn
-
-        from feddure.flower.deploy.timeouts import ImpatientProtocol
-
         self._server = uvicorn.Server(
             uvicorn.Config(
-                gate,
+                proxy,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
-                http=ImpatientProtocol,
+                http=IdleTimeoutProtocol,
                 h11_max_incomplete_event_size=_HEAD_BYTES,
                 limit_concurrency=connections,
                 lifespan="off",
@@ -157,23 +194,25 @@ class RunningGate:
                 timeout_keep_alive=30,  # after sites let go of an idle connection, at 5 seconds
             )
         )
-        self._place = host, port
+        self._address = host, port
 
-    def __enter__(self) -> "RunningGate":
-        host, port = self._place
+    def __enter__(self) -> "ProxyServer":
+        host, port = self._address
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listening = socket.create_server((host, port), family=family)
         except OSError as problem:
-            raise RunError(f"{host} port {port}: the gate for sites cannot listen there ({problem.strerror})") from None
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="gate", daemon=True)
+            raise RunError(
+                f"{host} port {port}: the proxy for sites cannot listen there ({problem.strerror})"
+            ) from None
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="proxy", daemon=True)
         self._thread.start()
         limit = time.monotonic() + _START_SECONDS
         while not self._server.started and self._thread.is_alive() and time.monotonic() < limit:
             time.sleep(0.02)
         if not self._server.started:
             self._server.should_exit = True
-            raise RunError(f"{host} port {port}: the gate for sites did not start")
+            raise RunError(f"{host} port {port}: the proxy for sites did not start")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,12 +221,32 @@ class RunningGate:
         self._server.force_exit = True
 
 
-def visitor(visit: Visit, sites: Mapping[bytes, str]) -> str | None:
-    """Which site a visit was from, by its public key; None where no site has that key."""
-    if visit.public_key is None:
+def is_signed(headers: Sequence[tuple[bytes, bytes]], keys: Collection[bytes]) -> bool:
+    """Whether the headers hold one of the public keys, and a fresh signature made with its private key.
+
+    The SuperLink asks the same, but only after it has read the whole request; so the proxy asks first.
+    """
+    given = dict(reversed(headers))  # the first of a name counts, as for the SuperLink
+    try:
+        key = base64.b64decode(given[_PUBLIC_KEY], validate=True)
+        if key not in keys:
+            return False
+        signed_at = datetime.datetime.fromisoformat(given[_TIME].decode("ascii"))
+        age = (datetime.datetime.now(datetime.UTC) - signed_at).total_seconds()
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return False
+        signature = base64.b64decode(given[_SIGNATURE], validate=True)
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return False
+    return verify_signature(bytes_to_public_key(key), given[_TIME], signature)
+
+
+def site_of(request: Request, sites: Mapping[bytes, str]) -> str | None:
+    """Which site a request was from, by its public key; None where no site has that key."""
+    if request.public_key is None:
         return None
     try:
-        return sites.get(base64.b64decode(visit.public_key, validate=True))
+        return sites.get(base64.b64decode(request.public_key, validate=True))
     except ValueError:
         return None
 
@@ -202,19 +261,19 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
         try:
             message = await asyncio.wait_for(receive(), _BODY_PAUSE_SECONDS)
         except TimeoutError:
-            raise BrokenOff(408) from None
+            raise BodyError(408) from None
         if message["type"] == "http.disconnect":
-            raise BrokenOff(400)  # nobody is there to read it
+            raise BodyError(400)  # nobody is there to read it
         chunk = message.get("body", b"")
         received += len(chunk)
         if received > _BODY_BYTES:
-            raise BrokenOff(413)
+            raise BodyError(413)
         yield chunk
         if not message.get("more_body", False):
             return
 
 
-async def _relay(answer: "httpx.Response", send: Send) -> None:
+async def _relay(answer: httpx.Response, send: Send) -> None:
     headers = _end_to_end([(name.lower(), value) for name, value in answer.headers.raw])
     await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
     async for chunk in answer.aiter_raw():

@@ -1,104 +1,77 @@
 """`feddure federate run`: a run of the federation's app, watched to its real end."""
 
 import itertools
-import shlex
+import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddure.errors import RunError
-from feddure.flower.app import run_config
-from feddure.flower.app.location import Place
-from feddure.flower.deploy import commands
-from feddure.flower.deploy import preflight as trial
-from feddure.flower.deploy import run_index as ledger
-from feddure.flower.deploy.control import Control, RunState, Show
+from feddure.data.sources.listing import entries, files_below
+from feddure.errors import ConfigError, RunError
+from feddure.files import write_whole
+from feddure.flower.app import run_config, site_data
+from feddure.flower.app.description import Description, did_you_mean
+from feddure.flower.app.privacy import Protection
+from feddure.flower.app.sanitize import printable
+from feddure.flower.deploy.control import CONNECTION, LOOPBACK, Control, RunState, Show, program, shown
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
-from feddure.flower.deploy.processes import Ended, is_listening
-from feddure.flower.deploy.terminal import printable
+from feddure.flower.deploy.processes import Terminated, is_listening
+from feddure.simulation import runs as simulation_runs
+from feddure.simulation.engine import Engine
+from feddure.simulation.server import ImageCounts, Server
 from feddure.tracking import records
 
-_FLOWER_SAYS = ("INFO ", "Using SuperLink", "Successfully installed")
+_FLOWERS_LINES = ("INFO ", "Using SuperLink", "Successfully installed")
 """How lines begin that say nothing about the run."""
-_IN_OUR_WORDS = {
+_MEANINGS = {
     "Task failed with unknown error.": "its program was ended; the server's terminal says why",
     "No heartbeat received from the task": "its program was ended or hangs: is the server's machine out of memory?",
 }
 """What Flower notes of a run, where that says too little."""
-_PATIENCE_SECONDS = 30.0
+_START_SECONDS = 30.0
 """A run begins within a few seconds."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run is asked for; None means the app's default."""
-
-    method: str | None = None
-    rounds: int | None = None
-    seed: int | None = None
-    preset: str | None = None
-    sets: tuple[str, ...] = ()
-    tests: Place | None = None
-    resume: bool = False
-    minimum_sites: int | None = None
-    wait_seconds: float | None = None
-    clip_norm: float | None = None
-    dp_epsilon: float | None = None
-    dp_delta: float | None = None
-
-    def run_config(self) -> dict[str, Any]:
-        """The options as the app's run configuration, without those that say where the run lies."""
-        given = {
-            "preset": self.preset,
-            "method": self.method,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "settings": shlex.join(self.sets) or None,
-            "test-folder": str(self.tests.resolve()) if self.tests is not None else None,
-            "minimum-sites": self.minimum_sites,
-            "wait-seconds": self.wait_seconds,
-            "clipping-norm": self.clip_norm,
-            "dp-epsilon": self.dp_epsilon,
-            "dp-delta": self.dp_delta,
-        }
-        return {key: value for key, value in given.items() if value is not None}
 
 
 class _ServerGone(Exception):
     """The server does not answer any more."""
 
 
-def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) -> records.Run:
-    """Start a run, show its log, and return its records; an error where it did not complete."""
+def run(
+    folder: ServerFolder, options: Mapping[str, Any], run_folder: Path, show: Show, resume: bool = False
+) -> records.Run:
+    """Start a run, show its log, and return its records; an error where it did not complete.
+
+    `options` are keys of `run_config.KEYS`; a run that is resumed keeps those it had.
+    """
     description = folder.read()
     run_folder = run_folder.resolve()
     _expect_server(folder)
-    if options.resume and not _is_begun(run_folder):
+    if resume and not _is_begun(run_folder):
         raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
-    earlier = ledger.last_options(folder, run_folder) if options.resume else {}
-    wanted = earlier | options.run_config()
-    here = {"run-folder": str(run_folder), "resume": options.resume}
+    wanted = (last_options(folder, run_folder) if resume else {}) | dict(options)
+    here = {"run-folder": str(run_folder), "resume": resume}
     # A mistake is told before a run is started, and before it is noted as what the run was asked for.
-    trial.try_run(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
+    preflight(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
     control = Control(folder, show)
     before = control.runs()
     _expect_over(folder, run_folder, before)
     go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
     number: str | None = None
     try:
-        done = ledger.rounds_done(run_folder)
+        done = rounds_done(run_folder)
+        run_config.update_app(folder.app, description)
         number = control.start(wanted | here)
-        ledger.note(folder, ledger.Entry(number, str(run_folder), wanted, done))
-        with _telling_what_it_waits_for(control, number, folder, show):
+        add_to_run_index(folder, RunEntry(number, str(run_folder), wanted, done))
+        with _reporting_delay(control, number, folder, show):
             state = _watch(control, number, show)
-    except Ended:  # Ctrl-C here is meant for the run at the SuperLink
+    except Terminated:  # Ctrl-C here is meant for the run at the SuperLink
         if number is None:
-            _stop(control, _nobodys(control, folder, {each.run for each in before}, show), show)
+            _stop(control, _unindexed(control, folder, {each.run for each in before}, show), show)
         else:
             _stop(control, [number], show)
             if _is_begun(run_folder):
@@ -109,11 +82,11 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
         next_step = go_on if _is_begun(run_folder) else look
         raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     if not state.completed:
-        details = _IN_OUR_WORDS.get(state.details, state.details)
+        details = _MEANINGS.get(state.details, state.details)
         reason = f": {details}" if details else ""
         raise RunError(
             f"run {number} did not complete ({state.status}{reason}). Its log is above, and again with "
-            f"`FLWR_HOME={folder.flower_home} flwr log {number} {commands.CONNECTION} --show`"
+            f"`FLWR_HOME={folder.flower_home} flwr log {number} {CONNECTION} --show`"
             + (f"\n{go_on}" if _is_begun(run_folder) else "")
         )
     return records.read_run(run_folder)
@@ -122,14 +95,14 @@ def run(folder: ServerFolder, options: Options, run_folder: Path, show: Show) ->
 def default_run_folder(folder: ServerFolder, method: str) -> Path:
     """A new place under the federation's runs/."""
     numbered = (folder.runs / (method if number == 1 else f"{method}-{number}") for number in itertools.count(1))
-    return next(place for place in numbered if not place.exists())
+    return next(path for path in numbered if not path.exists())
 
 
 def _expect_server(folder: ServerFolder) -> None:
     port = read_settings(folder).control_port
-    if not is_listening(commands.LOOPBACK, port):
+    if not is_listening(LOOPBACK, port):
         raise RunError(
-            f"{join_address(commands.LOOPBACK, port)}: no server runs on this machine; "
+            f"{join_address(LOOPBACK, port)}: no server runs on this machine; "
             f"start it in another terminal: feddure federate server {folder.root}"
         )
 
@@ -140,12 +113,12 @@ def _is_begun(run_folder: Path) -> bool:
 
 
 def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunState]) -> None:
-    last = ledger.last(folder, run_folder)
+    last = _last_start(folder, run_folder)
     for state in states:
         if last is not None and state.run == last.run and state.going_on:
             raise RunError(
                 f"{run_folder}: run {state.run} is still going on there ({state.status}); wait for its end, or stop "
-                f"it: `FLWR_HOME={folder.flower_home} flwr stop {state.run} {commands.CONNECTION}`"
+                f"it: `FLWR_HOME={folder.flower_home} flwr stop {state.run} {CONNECTION}`"
             )
 
 
@@ -158,14 +131,14 @@ def _watch(control: Control, number: str, show: Show) -> RunState:
 
 
 @contextmanager
-def _telling_what_it_waits_for(control: Control, number: str, folder: ServerFolder, show: Show) -> Iterator[None]:
+def _reporting_delay(control: Control, number: str, folder: ServerFolder, show: Show) -> Iterator[None]:
     """Say again and again that a run has not begun: its log, which is all there is to see, is empty until then."""
     over = threading.Event()
 
     def look() -> None:
         began = time.monotonic()
         with suppress(RunError):  # without a server: whoever watches the run finds that too, and tells it
-            while not over.wait(_PATIENCE_SECONDS):
+            while not over.wait(_START_SECONDS):
                 (state,) = control.runs(number)
                 if state.begun or over.is_set():
                     return
@@ -183,8 +156,8 @@ def _telling_what_it_waits_for(control: Control, number: str, folder: ServerFold
 
 
 def _stream(control: Control, number: str, show: Show) -> None:
-    command = commands.stream_log(number)
-    show("$ " + commands.shown(command))
+    command = [program("flwr"), "log", number, CONNECTION, "--stream"]
+    show("$ " + shown(command))
     with subprocess.Popen(
         command,
         env=control.environment | {"PYTHONUNBUFFERED": "1"},
@@ -198,7 +171,7 @@ def _stream(control: Control, number: str, show: Show) -> None:
         try:
             for line in stream.stdout or ():
                 text = printable(line.rstrip())
-                if text and not text.startswith(_FLOWER_SAYS):
+                if text and not text.startswith(_FLOWERS_LINES):
                     show(text)
         except BaseException:
             stream.terminate()
@@ -223,11 +196,103 @@ def _stop(control: Control, numbers: Iterable[str], show: Show) -> None:
             show(f"run {number} could not be stopped: {problem}")
 
 
-def _nobodys(control: Control, folder: ServerFolder, before: set[str], show: Show) -> list[str]:
+def _unindexed(control: Control, folder: ServerFolder, before: set[str], show: Show) -> list[str]:
     """Runs that came up while one was being started here, and that nobody noted as theirs."""
     try:
-        known = before | {entry.run for entry in ledger.read(folder)}
+        known = before | {entry.run for entry in read_run_index(folder)}
         return [state.run for state in control.runs() if state.going_on and state.run not in known]
     except RunError as problem:
         show(f"a run may have been started; look with: feddure federate status {folder.root}\n{problem}")
         return []
+
+
+# --- before the start --------------------------------------------------------------------------------
+def preflight(options: run_config.RunOptions, description: Description) -> None:
+    """Refuse options with which a run's ServerApp would end before its first round: nothing is started for them."""
+    options = run_config.as_resumed(options)
+    simulation_runs.check_folder(options.experiment, options.folder, options.resume)
+    if options.minimum_sites > len(description.sites):
+        raise ConfigError(
+            f"--minimum-sites {options.minimum_sites}: the federation '{description.name}' has "
+            f"{len(description.sites)} sites; expected that number or fewer"
+        )
+    given = {"clipping-norm": options.clipping_norm, "dp-epsilon": options.dp_epsilon, "dp-delta": options.dp_delta}
+    protection = Protection.of_options(given)
+    if options.tests is not None:
+        _expect_tests(options.tests.path, description)
+    experiment = options.experiment
+    Engine(experiment.engine)
+    if ":" in experiment.method + experiment.model:
+        return  # the ServerApp looks for modules elsewhere than this process
+    # The network is made where it takes no memory of a GPU that the run needs.
+    engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
+    counts = [ImageCounts(1, 1) for _ in description.sites]
+    server = Server(experiment, site_data.without_images(description), counts, engine, description.fingerprint())
+    if protection.epsilon and server.state["statistics"].numel():
+        raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
+
+
+def _expect_tests(folder: Path, description: Description) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"--test {folder}: there is no such folder; expected <class>/ folders with images in it")
+    for entry in entries(folder):
+        if not entry.is_dir() or entry.name not in description.classes:
+            raise ConfigError(
+                f"--test {folder}: '{entry.name}' is no folder of a class; the federation '{description.name}' has: "
+                f"{', '.join(description.classes)}{did_you_mean(entry.name, description.classes)}"
+            )
+    if not any(files_below(folder)):
+        raise ConfigError(f"--test {folder}: no file is there; expected <class>/ folders with images in it")
+
+
+# --- the server's index of its runs ------------------------------------------------------------------
+@dataclass(frozen=True)
+class RunEntry:
+    """One start of a run: Flower knows runs by number, people by folder."""
+
+    run: str
+    folder: str
+    options: dict[str, Any]
+    rounds: int = 0  # that were done before it
+
+
+def read_run_index(folder: ServerFolder) -> list[RunEntry]:
+    """All starts, the oldest first."""
+    try:
+        return [RunEntry(**entry) for entry in json.loads(folder.run_index.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError):
+        raise RunError(
+            f"{folder.run_index}: cannot be read; move it away, the runs themselves are in their folders"
+        ) from None
+
+
+def add_to_run_index(folder: ServerFolder, entry: RunEntry) -> None:
+    """Add a start."""
+    content = json.dumps([asdict(each) for each in [*read_run_index(folder), entry]], indent=1) + "\n"
+    write_whole(folder.run_index, content.encode(), RunError, durable=True)
+
+
+def _last_start(folder: ServerFolder, run_folder: Path) -> RunEntry | None:
+    """The last start of the run in a folder."""
+    return next((entry for entry in reversed(read_run_index(folder)) if Path(entry.folder) == run_folder), None)
+
+
+def last_options(folder: ServerFolder, run_folder: Path) -> dict[str, Any]:
+    """What the run in a folder was asked for at the last start that did a round, or at the last where none did."""
+    starts = [entry for entry in read_run_index(folder) if Path(entry.folder) == run_folder]
+    if not starts:
+        raise RunError(f"{run_folder}: not a run of this federation; give the options it was started with")
+    # Who starts from nothing may do so in the folder of an earlier run that was removed.
+    starts = starts[max((i for i, entry in enumerate(starts) if not entry.rounds), default=0) :]
+    after = [*(entry.rounds for entry in starts[1:]), rounds_done(run_folder)]
+    useful = [entry for entry, reached in zip(starts, after, strict=True) if reached > entry.rounds]
+    return (useful or starts)[-1].options
+
+
+def rounds_done(run_folder: Path) -> int:
+    """The last round in a run's folder."""
+    metrics = run_folder / records.METRICS
+    done = records.read(metrics) if metrics.exists() else []
+    return done[-1]["round"] if done else 0

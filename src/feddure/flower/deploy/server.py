@@ -1,27 +1,86 @@
-"""`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the gate in front."""
+"""`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the proxy in front."""
 
 import ipaddress
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.errors import RunError
 from feddure.flower.app.description import Description
-from feddure.flower.deploy import certificates, commands
-from feddure.flower.deploy.control import Control, Show
+from feddure.flower.app.private_files import is_private
+from feddure.flower.deploy import certificates
+from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
-from feddure.flower.deploy.pidfile import alone, note
-from feddure.flower.deploy.processes import POLL_SECONDS, Process, expect_free, is_listening, wait_until
-from feddure.flower.deploy.proxy import Gate, RunningGate, Visit, visitor
-from feddure.flower.deploy.superexec import SuperExec
+from feddure.flower.deploy.processes import (
+    POLL_SECONDS,
+    Process,
+    expect_free,
+    is_listening,
+    pidfile,
+    wait_until,
+    write_pidfile,
+)
+from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request, site_of
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
 _REMEMBERED_ADDRESSES = 1000
 _CONNECTIONS_PER_SITE, _MORE_CONNECTIONS = 20, 50
+_RESTARTS = 5
+_SHORT_LIFE_SECONDS = 60.0
+"""A SuperExec that lived longer did its work: its end does not count together with earlier ones."""
+
+
+class SuperExec:
+    """Flower's SuperExec, which starts the program of each run, started again when it ends.
+
+    A SuperLink starts one by itself, but does not look whether it still lives, and without one every run waits for
+    ever. What the SuperLink holds for it is not lost.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, show: Show):
+        self._arguments = command, environment, log
+        self._show = show
+        self._short_lives = 0
+        self._start()
+
+    @property
+    def ended(self) -> bool:
+        return self._process.ended
+
+    def restart(self) -> None:
+        """Start it again after its end, the later the more often that was needed; an error where it is of no use."""
+        lived = time.monotonic() - self._began
+        self._short_lives = self._short_lives + 1 if lived < _SHORT_LIFE_SECONDS else 1
+        code = self._process.code
+        if self._short_lives > _RESTARTS:
+            log = self._arguments[2]
+            raise RunError(
+                f"flower-superexec ended {self._short_lives} times in a row (exit code {code}), and no run begins "
+                f"without it: the server ends too. Is this machine out of memory, or overloaded? Where it is not, the "
+                f"reason is at the end of {log}:\n{self._process.log_tail()}"
+            )
+        self._process.stop()
+        pause = 2.0 ** (self._short_lives - 1)
+        self._show(
+            f"{time.strftime('%H:%M:%S')}  flower-superexec ended (exit code {code}); again in {pause:.0f} s. "
+            f"A run that was going on is over: go on with --resume"
+        )
+        time.sleep(pause)
+        self._start()
+
+    def _start(self) -> None:
+        self._process = Process(*self._arguments)
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "SuperExec":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stop()
 
 
 @dataclass(frozen=True)
@@ -42,28 +101,28 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Runn
     if settings.secure:
         _expect_certificates(folder, show)
     with ExitStack() as ending:
-        ending.enter_context(alone(folder.running, f"the server of {folder.root}"))
-        expect_free(commands.LOOPBACK, settings.control_port, "is another server running, or was one killed?")
+        ending.enter_context(pidfile(folder.pidfile, f"the server of {folder.root}"))
+        expect_free(LOOPBACK, settings.control_port, "is another server running, or was one killed?")
         there = "is it in use, or not this machine's address? `--host ADDRESS` names the address to bind"
         expect_free(host, port, there)
         control = Control(folder, show)
-        command = commands.superlink(folder, settings.control_port, settings.secure)
-        show("$ " + commands.shown(command))
+        command = superlink_command(folder, settings.control_port, settings.secure)
+        show("$ " + shown(command))
         superlink = ending.enter_context(Process(command, control.environment, folder.log))
-        note(folder.running, superlink)  # its SuperExec ends with it
-        wait_until(lambda: is_listening(commands.LOOPBACK, settings.control_port), superlink, "flower-superlink")
+        write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
+        wait_until(lambda: is_listening(LOOPBACK, settings.control_port), superlink, "flower-superlink")
         if settings.secure:
             control.register(description.sites)
         sites = _sites_by_key(folder, description) if settings.secure else {}
-        inside = join_address(commands.LOOPBACK, settings.control_port)
+        inside = join_address(LOOPBACK, settings.control_port)
         authority = folder.authority if settings.secure else None
-        command = commands.superexec(settings.control_port, superlink.popen.pid, authority)
-        show("$ " + commands.shown(command))
+        command = superexec_command(settings.control_port, superlink.popen.pid, authority)
+        show("$ " + shown(command))
         superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
-        gate = Gate(inside, authority, Visits(sites, show), set(sites) if settings.secure else None)
+        proxy = FleetProxy(inside, authority, RequestLog(sites, show), set(sites) if settings.secure else None)
         certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
         connections = _CONNECTIONS_PER_SITE * len(description.sites) + _MORE_CONNECTIONS
-        ending.enter_context(RunningGate(gate, host, port, certificate, key, connections))
+        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, connections))
         protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
@@ -81,39 +140,56 @@ def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
         superlink = running.superlink
         while not superlink.ended:
             if running.superexec.ended:
-                running.superexec.start_again()
+                running.superexec.restart()
             time.sleep(POLL_SECONDS)
-        raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.last_words()}")
+        raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.log_tail()}")
 
 
 @dataclass
-class Visits:
-    """Tells the operator when a site joins, leaves, or is turned away; the gate calls it for each request."""
+class RequestLog:
+    """Tells the operator when a site joins, leaves, or is turned away; the proxy calls it for each request."""
 
     sites: dict[bytes, str]
     show: Show
-    _refused: dict[str, float] = field(default_factory=dict)
+    _refused: dict[str, float] = field(default_factory=dict)  # address → when it was last told
 
-    def __call__(self, visit: Visit) -> None:
-        site = visitor(visit, self.sites) or ("a site" if not self.sites else None)
-        if visit.status == 401 or (site is None and visit.status >= 400):
-            self._tell_refused(visit, site)
-        elif site is not None and visit.status == 200:
-            if visit.action == "activate-node":
-                self._say(f"{site} joined from {visit.address}")
-            elif visit.action == "deactivate-node":
-                self._say(f"{site} left")
+    def __call__(self, request: Request) -> None:
+        site = site_of(request, self.sites) or ("a site" if not self.sites else None)
+        if request.status == 401 or (site is None and request.status >= 400):
+            self._show_refused(request, site)
+        elif site is not None and request.status == 200:
+            if request.action == "activate-node":
+                self._show(f"{site} joined from {request.address}")
+            elif request.action == "deactivate-node":
+                self._show(f"{site} left")
 
-    def _tell_refused(self, visit: Visit, site: str | None) -> None:
+    def _show_refused(self, request: Request, site: str | None) -> None:
         now = time.monotonic()
         self._refused = {address: at for address, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if visit.address not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
-            self._refused[visit.address] = now
+        if request.address not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
+            self._refused[request.address] = now
             reason = f"{site}: is its clock right?" if site else "a key that is not registered"
-            self._say(f"turned away: {visit.address} ({reason})")
+            self._show(f"turned away: {request.address} ({reason})")
 
-    def _say(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         self.show(f"{time.strftime('%H:%M:%S')}  {text}")
+
+
+def superlink_command(folder: ServerFolder, control_port: int, secure: bool) -> list[str]:
+    """The SuperLink, on the loopback address only; sites reach it through the proxy."""
+    if secure:
+        protection = ["--ssl-ca-certfile", str(folder.authority), "--ssl-certfile", str(folder.certificate)]
+        protection += ["--ssl-keyfile", str(folder.key), "--enable-supernode-auth"]
+    else:
+        protection = ["--insecure"]
+    return [
+        program("flower-superlink"),
+        *protection,
+        *("--host", LOOPBACK, "--port", str(control_port)),
+        *("--database", str(folder.database)),
+        *OWN_SUPEREXEC,
+        "--disable-runtime-dependency-installation",
+    ]
 
 
 def _bind_address(host: str) -> str:
@@ -152,7 +228,7 @@ def _expect_certificates(folder: ServerFolder, show: Show) -> None:
     if folder.authority_key.exists():
         show(f"note: {folder.authority_key} is still here; it belongs off line (see {folder.readme.name})")
     for path in (folder.key, folder.authority_key):
-        if path.exists() and not certificates.is_private(path):
+        if path.exists() and not is_private(path):
             raise certificates.CertificateError(f"{path}: others can read this private key: chmod 600 {path}")
 
 

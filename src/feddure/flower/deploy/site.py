@@ -1,46 +1,68 @@
 """`feddure federate site`: a site's SuperNode, after a look at what it needs."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
-from feddure.flower.deploy import allowlist as guard
-from feddure.flower.deploy import certificates, commands
-from feddure.flower.deploy import pidfile as running
-from feddure.flower.deploy import preflight as trial
-from feddure.flower.deploy.check import check
-from feddure.flower.deploy.connection import clock_problem, reach
-from feddure.flower.deploy.control import Show
+from feddure.flower.app.client import read_experiment
+from feddure.flower.app.privacy import Protection
+from feddure.flower.app.private_files import make_private_folder
+from feddure.flower.app.sanitize import LOG_PREFIX, printable
+from feddure.flower.app.site_data import ImageFolder
+from feddure.flower.deploy import certificates
+from feddure.flower.deploy.allowlist import check_path, write_wrappers
+from feddure.flower.deploy.check import check, clock_problem, reach
+from feddure.flower.deploy.control import (
+    LOOPBACK,
+    OWN_SUPEREXEC,
+    Show,
+    environment,
+    program,
+    shown,
+    superexec_command,
+    toml_pairs,
+)
 from feddure.flower.deploy.layout import Bundle, Connection, read_connection
-from feddure.flower.deploy.log_filter import Narration
-from feddure.flower.deploy.processes import Ended, Process, Together, free_port
+from feddure.flower.deploy.processes import Process, ProcessGroup, Terminated, free_port, pidfile, write_pidfile
+from feddure.simulation.engine import Engine
 
-_PATIENCE_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
+Options = Mapping[str, Any]
+_RETRY_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
 """After a crash the server counts a site as connected for a minute, and turns its next start away that long."""
 _LOG_BYTES = 10_000_000
 _NAMED_FILES = 10
+_LEVEL = re.compile(r"(INFO|WARNING|ERROR)\s*:\s+(.*)")
+_JOINED = "SuperNode ID: "
+_LOST = "Connection attempt failed"
+_FOUND_AGAIN = "Connection successful"
+_NOT_ACTIVATED = "Failed to activate SuperNode"
+_NOT_RECEIVED, _NOT_SENT = "Failed to receive message", "Failed to send message"
+_EXPLAINED_AT_THE_END = ("Exit Code:", "SSL/TLS handshake error")
+"""Errors with which a SuperNode ends; whoever waits for its end says what that means."""
 
 
-def join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show: Show, verbose: bool = False) -> None:
+def join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show, verbose: bool = False) -> None:
     """Take part in the federation until told to end; comes back after a crash.
 
     Flower's logs go to files, and what they mean to `show`; with `verbose` they are shown too.
     """
     bundle = Bundle(bundle.root.resolve())
-    _make_private(bundle.state)
-    with running.alone(bundle.running, f"site {site}"):
+    make_private_folder(bundle.state, RunError)
+    with pidfile(bundle.pidfile, f"site {site}"):
         try:
-            _join(bundle, site, data, options, show, verbose)
-        except Ended:
+            _join(bundle, site, images, options, show, verbose)
+        except Terminated:
             show("left the federation")
             raise
 
 
-def _join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], show: Show, verbose: bool) -> None:
+def _join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show, verbose: bool) -> None:
     address = read_connection(bundle).address
     logs = bundle.supernode_log, bundle.superexec_log
     for log in logs:
@@ -49,30 +71,30 @@ def _join(bundle: Bundle, site: str, data: Path, options: Mapping[str, Any], sho
     failing_since = time.monotonic()
     while True:
         began = time.monotonic()
-        told = Narration(*logs, address, show, verbose)
-        with start(bundle, site, data, options, show, show_command=verbose) as processes:
-            ended = processes.wait(told.look)
+        seen = LogFilter(*logs, address, show, verbose)
+        with start(bundle, site, images, options, show, show_command=verbose) as processes:
+            ended = processes.wait(seen.update)
         now = time.monotonic()
-        reason = _why(bundle, site, ended, told)
-        if now - began > _PATIENCE_SECONDS:
+        reason = _reason(bundle, site, ended, seen)
+        if now - began > _RETRY_SECONDS:
             failing_since = now  # it had joined before it ended
-        if now - failing_since > _PATIENCE_SECONDS:
-            raise RunError(f"site {site} does not stay in the federation: {reason}\n{ended.last_words()}".rstrip())
+        if now - failing_since > _RETRY_SECONDS:
+            raise RunError(f"site {site} does not stay in the federation: {reason}\n{ended.log_tail()}".rstrip())
         show(f"{reason}; again in {_PAUSE_SECONDS:.0f} seconds")
         time.sleep(_PAUSE_SECONDS)
 
 
-def _why(bundle: Bundle, site: str, ended: Process, told: Narration) -> str:
+def _reason(bundle: Bundle, site: str, ended: Process, seen: "LogFilter") -> str:
     """What the end of a site's process means; an error where another start would end in the same way."""
     connection = read_connection(bundle)
     # Flower's SuperNode ends as if it had been asked to where a server answers 401, and says nothing of it.
-    quietly = ended.name == "flower-supernode" and ended.code == 0 and not told.joined
+    quietly = ended.name == "flower-supernode" and ended.code == 0 and not seen.joined
     if connection.secure and quietly and reach(connection, bundle.authority).outcome == "ok":
         wrong_clock = clock_problem(connection, bundle.authority)
         if not wrong_clock:
             raise RunError(_unknown_key(bundle, site, connection))
         return f"the server at {connection.address} turned this site away: {wrong_clock}"
-    if told.activation_failed:
+    if seen.activation_failed:
         return (
             f"the server at {connection.address} counts {site} as connected already: an earlier start may still count "
             f"for a minute, or the site runs on another machine (end it there)"
@@ -101,22 +123,50 @@ def _keep_short(log: Path) -> None:
 def start(
     bundle: Bundle,
     site: str,
-    data: Path,
-    options: Mapping[str, Any],
+    images: ImageFolder,
+    options: Options,
     show: Show,
-    environment: Mapping[str, str] | None = None,
+    more_environment: Mapping[str, str] | None = None,
     show_command: bool = True,
-) -> Together:
+) -> ProcessGroup:
     """A site's SuperNode, with the options of its ClientApp, and its SuperExec, both started; the caller ends them.
 
     A SuperNode cannot go on with another SuperExec: it would wait for ever for the answer to a message at which the
     first one was at work. So both end with either.
     """
     bundle = Bundle(bundle.root.resolve())  # the SuperNode starts in another folder
-    trial.try_site(options)
-    _make_private(bundle.state)
-    depth = int(options.get("depth", FULL_DEPTH))
-    found = check(bundle, site, data, connect=False, cache=bundle.cache, depth=depth)
+    connection = _preflight(bundle, site, images, options, show)
+    bundle.flower_home.mkdir(exist_ok=True)
+    programs = write_wrappers(bundle.programs)
+    surroundings = environment(bundle.flower_home, programs) | dict(more_environment or {})
+    if os.name == "nt":
+        show("note: the allowlist does not work on Windows: a run could bring code of the server's choice here")
+    else:
+        check_path(programs, surroundings["PATH"])
+    port = free_port()
+    command = supernode_command(bundle, connection, images.resolve(), port, options)
+    if show_command:
+        show("$ " + shown(command))
+    # A run's options may name modules, and those of the current folder count: not the operator's own.
+    supernode = Process(command, surroundings, bundle.supernode_log, bundle.flower_home)
+    try:
+        # Flower does not encrypt what these two say to each other on the loopback address.
+        command = superexec_command(port, supernode.popen.pid, authority=None)
+        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home)
+        write_pidfile(bundle.pidfile, supernode, superexec)
+    except BaseException:
+        supernode.stop()  # and with it the SuperExec
+        raise
+    return ProcessGroup(supernode, superexec)
+
+
+def _preflight(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show) -> Connection:
+    """Refuse what would fail in every round, and a server that is not this federation's; how to reach the right one."""
+    # Options with which the ClientApp could not train are refused here: they would fail there in every round.
+    Protection.of_options(options)
+    Engine(read_experiment(Experiment().to_yaml(), str(options.get("device", ""))).engine)
+    make_private_folder(bundle.state, RunError)
+    found = check(bundle, site, images, connect=False, cache=bundle.cache)
     for finding in found.findings:
         if finding.level == "note":
             show(f"note: {finding.text}")
@@ -133,34 +183,118 @@ def start(
         raise RunError(f"site {site} cannot join:\n{reached.text}")
     if reached.outcome == "unreachable":
         show(f"note: {reached.text} The site keeps trying.")
-    bundle.flower_home.mkdir(exist_ok=True)
-    programs = guard.write_programs(bundle.programs)
-    surroundings = commands.environment(bundle.flower_home, programs) | dict(environment or {})
-    if os.name == "nt":
-        show("note: the guard does not work on Windows: a run could bring code of the server's choice here")
+    return connection
+
+
+def supernode_command(
+    bundle: Bundle, connection: Connection, images: ImageFolder, port: int, options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """A site's SuperNode; `port` is for the site's own processes, `options` are those of its ClientApp."""
+    if connection.secure:
+        protection = ["--root-certificates", str(bundle.authority), "--auth-supernode-private-key", str(bundle.key)]
     else:
-        guard.expect_first(programs, surroundings["PATH"])
-    port = free_port()
-    command = commands.supernode(bundle, connection, data.resolve(), port, options)
-    if show_command:
-        show("$ " + commands.shown(command))
-    # A run's options may name modules, and those of the current folder count: not the operator's own.
-    supernode = Process(command, surroundings, bundle.supernode_log, bundle.flower_home)
-    try:
-        # Flower does not encrypt what these two say to each other on the loopback address.
-        command = commands.superexec(port, supernode.popen.pid, authority=None)
-        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home)
-        running.note(bundle.running, supernode, superexec)
-    except BaseException:
-        supernode.end()  # and with it the SuperExec
-        raise
-    return Together(supernode, superexec)
+        protection = ["--insecure"]
+    config: dict[str, Any] = {
+        "site": connection.site,
+        "data": str(images.path),
+        "state": str(bundle.state),
+        "description": str(bundle.description),
+        **({} if images.depth == FULL_DEPTH else {"depth": images.depth}),
+        **(options or {}),
+    }
+    return [
+        program("flower-supernode"),
+        *("--superlink", connection.address),
+        *protection,
+        *("--host", LOOPBACK, "--port", str(port)),
+        *OWN_SUPEREXEC,
+        *("--node-config", toml_pairs(config)),
+    ]
 
 
-def _make_private(folder: Path) -> None:
-    """Make a folder that only its owner looks into: it will hold the site's pixels."""
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)  # of an earlier version, or unpacked with another mode
-    except OSError as problem:
-        raise RunError(f"{folder}: cannot be made private ({problem.strerror}); unpack the bundle elsewhere") from None
+# --- Flower's logs in plain lines --------------------------------------------------------------------
+class LogTail:
+    """The lines that are added to a log from now on."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._position = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+
+    def new_lines(self) -> list[str]:
+        """The whole lines since the last call; one that is still being written comes with a later one."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            added = file.read()
+        self._position += len(added)
+        *lines, self._rest = (self._rest + added).split(b"\n")
+        return [printable(line.decode(errors="replace")).strip() for line in lines]
+
+
+class LogFilter:
+    """What the person at a site sees of one start: Flower's logs, which go to files, in a few plain lines."""
+
+    def __init__(self, supernode: Path, superexec: Path, server: str, show: Show, verbose: bool = False):
+        self.joined = False
+        self.activation_failed = False
+        self._supernode, self._superexec = LogTail(supernode), LogTail(superexec)
+        self._server = server
+        self._show = show
+        self._verbose = verbose
+        self._connected = True  # until an attempt fails
+        self._last = ""
+
+    def update(self) -> None:
+        """Show what was logged since the last update."""
+        for line in self._supernode.new_lines():
+            self._raw(line)
+            self._connection_line(line)
+        for line in self._superexec.new_lines():
+            self._raw(line)
+            self._work_line(line)
+
+    def _connection_line(self, line: str) -> None:
+        level, text = _parts(line)
+        if text.startswith(_JOINED):
+            self.joined = self._connected = True
+            self._tell(f"connected to {self._server}; waiting for a run (Ctrl-C leaves the federation)")
+        elif text.startswith(_LOST):
+            if self._connected:
+                self._tell(f"no connection to {self._server}; trying again until there is one")
+            self._connected = False
+        elif text.startswith(_FOUND_AGAIN):
+            if self.joined and not self._connected:
+                self._tell(f"connected to {self._server} again")
+            self._connected = True
+        elif _NOT_ACTIVATED in line:
+            self.activation_failed = True
+        elif text.startswith((_NOT_RECEIVED, _NOT_SENT)):
+            done = "received from" if text.startswith(_NOT_RECEIVED) else "sent to"
+            reason = text.partition(": ")[2] or "no reason given"
+            self._tell(f"warning: a message could not be {done} the server ({reason}); the round goes on without it")
+        elif level == "ERROR" and not text.startswith(_EXPLAINED_AT_THE_END):
+            self._tell(f"Flower reports an error: {text}")
+
+    def _work_line(self, line: str) -> None:
+        level, text = _parts(line)
+        if line.startswith(LOG_PREFIX):
+            if line != self._last:  # a run that refuses this site asks it again and again
+                self._tell(line.removeprefix(LOG_PREFIX))
+            self._last = line
+        elif level == "ERROR":
+            self._tell(f"Flower reports an error: {text}")
+
+    def _raw(self, line: str) -> None:
+        if self._verbose and line:
+            self._show(f"  | {line}")
+
+    def _tell(self, text: str) -> None:
+        self._show(f"{time.strftime('%H:%M:%S')}  {text}")
+
+
+def _parts(line: str) -> tuple[str, str]:
+    """The level of a line of Flower's, and what it says; no level where another program wrote it."""
+    found = _LEVEL.fullmatch(line)
+    return (found[1], found[2]) if found else ("", line)

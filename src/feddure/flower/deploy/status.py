@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddure.flower.deploy import commands
-from feddure.flower.deploy import run_index as ledger
-from feddure.flower.deploy.control import Control
+from feddure.flower.deploy.control import LOOPBACK, Control
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import is_listening
+from feddure.flower.deploy.run import read_run_index
 from feddure.tracking import records
 from feddure.tracking.summary import evaluations
 
@@ -49,7 +48,7 @@ def read_status(folder: ServerFolder) -> Status:
     description = folder.read()
     settings = read_settings(folder)
     address = join_address(description.server.host, description.server.port)
-    if not is_listening(commands.LOOPBACK, settings.control_port):
+    if not is_listening(LOOPBACK, settings.control_port):
         return Status(description.name, address, False, [], [])
     control = Control(folder)
     nodes = {node.site: node for node in control.nodes()}
@@ -58,12 +57,12 @@ def read_status(folder: ServerFolder) -> Status:
         SiteStatus(site, nodes[site].status, nodes[site].since) if site in nodes else SiteStatus(site, absent, "")
         for site in description.sites
     ]
-    folders = {entry.run: Path(entry.folder) for entry in ledger.read(folder)}
+    folders = {entry.run: Path(entry.folder) for entry in read_run_index(folder)}
     runs = []
     for state in control.runs():
-        place = folders.get(state.run)
-        last, accuracy = _progress(place) if place is not None else (None, None)
-        runs.append(RunStatus(state.run, state.status, state.seconds, str(place or ""), last, accuracy))
+        run_folder = folders.get(state.run)
+        last, accuracy = _progress(run_folder) if run_folder is not None else (None, None)
+        runs.append(RunStatus(state.run, state.status, state.seconds, str(run_folder or ""), last, accuracy))
     return Status(description.name, address, True, sites, runs)
 
 

@@ -5,7 +5,7 @@ import pytest
 import federated
 from feddure import methods
 from feddure.errors import ConfigError
-from feddure.flower.app.policy import check_consent, check_size, shares_parameters
+from feddure.flower.app.policy import check_policy, check_size, relays_uploads
 
 
 def asking(**changes):
@@ -17,27 +17,20 @@ def test_declining_helpers_declines_fedmatch_alone(no):
     for method in methods.METHODS:
         if method == "fedmatch":
             with pytest.raises(ConfigError, match="and helpers=false"):
-                check_consent({"helpers": no}, asking(method=method))
+                check_policy({"helpers": no}, asking(method=method))
         else:
-            check_consent({"helpers": no}, asking(method=method))
-
-
-@pytest.mark.parametrize("yes", [True, "true", "True"])
-def test_what_is_allowed_is_allowed(yes):
-    check_consent({"modules": yes, "helpers": yes}, asking(method="fedmatch", model="some.module:Network"))
-    check_consent({}, asking(method="fedmatch"))
-    check_consent({}, "")
+            check_policy({"helpers": no}, asking(method=method))
 
 
 def test_modules_are_refused_unless_they_are_allowed():
     for changes in ({"method": "a.b:C"}, {"model": "a.b:C"}):
         for node in ({}, {"modules": False}, {"modules": "yes"}):
             with pytest.raises(ConfigError, match="own modules are not allowed at this site; allow them"):
-                check_consent(node, asking(**changes))
+                check_policy(node, asking(**changes))
 
 
-def test_only_fedmatch_shares_parameters():
-    assert [method for method in methods.METHODS if shares_parameters(method)] == ["fedmatch"]
+def test_only_fedmatch_relays_uploads():
+    assert [method for method in methods.METHODS if relays_uploads(method)] == ["fedmatch"]
 
 
 def test_rounds_of_any_usual_size_are_carried_out():

@@ -9,7 +9,7 @@ from flwr.supercore.object_ref import load_app, validate
 import federated
 from feddure.errors import ConfigError
 from feddure.flower.app import run_config
-from feddure.flower.app.app_folder import write_app
+from feddure.flower.app.run_config import write_app
 
 
 def config(folder):

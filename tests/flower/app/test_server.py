@@ -1,0 +1,447 @@
+"""Whole runs with a server app and client apps in one process: the simulator's model, and rounds that go wrong."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.common.constant import ErrorCode
+
+import federated
+import tiny
+from feddure import data
+from feddure.errors import ConfigError, RunError
+from feddure.flower.app import server as server_app
+from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
+from feddure.reports.participation import participation
+from feddure.reports.run_report import write_report
+from feddure.serving.network import read_network
+from feddure.simulation.federation import run
+from feddure.tracking import records
+
+ALL = federated.SETTINGS.replace("clients_per_round=2", "clients_per_round=3")
+AUTO = federated.SETTINGS.replace("unlabelled_batch=6", "unlabelled_batch=auto")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return federated.write_images(tmp_path)
+
+
+def simulated(root, method="feddure", settings=federated.SETTINGS, **changes):
+    federation = federated.simulator(root, federated.experiment({"method": method} | changes, settings))
+    run(federation)
+    return federation.server
+
+
+def written(root):
+    return records.read(root / "run" / "metrics.jsonl")
+
+
+def problems(record):
+    return {site["site"]: site["problem"] for site in record["federation"]["sites"] if "problem" in site}
+
+
+def trains(message, round_number=None):
+    task = message.content.config_records["task"]
+    return message.metadata.message_type == "train" and round_number in (None, task["round"])
+
+
+# --- the simulator's model --------------------------------------------------------------------------------
+def test_a_run_is_the_simulators_and_leaves_an_ordinary_folder(root):
+    server = federated.federate(root, settings=ALL)
+    expected = simulated(root, settings=ALL)
+    tiny.assert_equal(server.state, expected.state)
+    found = records.read_run(root / "run")
+    assert found.finished
+    assert found.experiment == server.experiment
+    assert found.metrics[-1]["test"] == expected.test()["test"]
+    model = read_network(root / "run")[1]
+    for name, tensor in server.model_state().items():
+        assert torch.equal(model.state_dict()[name].double(), tensor.to(model.state_dict()[name].dtype).double())
+    assert found.timing[0]["sites"].keys() == set(federated.SITES)
+    for record in found.metrics:
+        sites = record["federation"]["sites"]
+        assert {site["site"]: site["node"] for site in sites} == {"north": "11", "south": "12", "west": "13"}
+        assert all(site["pid"] > 0 for site in sites)
+        values = record["communication"]["down"] / 4 / 3  # the record counts four bytes a value, fp64 sends eight
+        for site in sites:
+            assert all(8 * values <= site["bytes"][way] <= 8 * values + 1000 for way in ("down", "up"))
+
+    with pytest.raises(RunError, match="a run is there already"):
+        federated.federate(root, settings=ALL)
+    with pytest.raises(RunError, match=r"another configuration \(.*seed: 0 there, 1 given"):
+        federated.federate(root, settings=ALL, resume=True, seed=1)
+
+
+def test_losses_are_the_simulators(root):
+    federated.federate(root, settings=ALL, rounds=1, test_folder="")
+    federation = federated.simulator(root, federated.experiment({"method": "feddure"}, ALL))
+    tasks = federation.tasks()
+    expected = federation.finish_round(tasks, federation.engine.run(tasks))["train"]
+    (record,) = written(root)
+    assert record["train"]["weight"] > 0
+    assert {name: record["train"][name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert "test" not in record
+
+
+def test_fedmatch_with_its_helpers(root, capsys):
+    settings = ALL + " fedmatch.helper_every=2 fedmatch.helpers=1 fedmatch.threshold=0"
+    nodes = federated.grid(root)
+    server = federated.federate(root, nodes, method="fedmatch", settings=settings)
+    assert "fedmatch sends a site's parameters to other sites" in capsys.readouterr().out
+    assert "helper.0" in nodes.sent[-1].content.array_records[PARAMETERS]
+    tiny.assert_equal(server.state, simulated(root, "fedmatch", settings).state)
+
+
+def test_server_optimiser_average_and_automatic_batches(root):
+    settings = AUTO + " server.optimizer=adam server.learning_rate=0.01 server.ema=0.5 server.weight=labelled"
+    server = federated.federate(root, settings=settings)
+    expected = simulated(root, settings=settings)
+    tiny.assert_equal(server.state, expected.state)
+    tiny.assert_equal(server.moments, expected.moments)
+    assert written(root)[-1]["test_ema"] == expected.test()["test_ema"]
+
+
+def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root):
+    settings = "model=cnn clients_per_round=2 local_steps=1 unlabelled_batch=4 evaluate_every=2"
+    settings += " partition.labels_per_class=2 engine.device=cpu engine.precision=fp32"
+    given = {"description": "", "dataset": "fashion-mini", "settings": settings}
+    nodes = federated.OneProcess({n: {"partition-id": n - 1, "num-partitions": 4} for n in range(1, 5)}, given)
+    server = federated.federate(root, nodes, **given)
+    assert server.experiment.partition.clients == 4
+    expected = tiny.finished(server.experiment, data.load("fashion-mini"))
+    tiny.assert_equal(server.state, expected.server.state)
+    assert json.dumps(written(root)[-1]["test"]) == json.dumps(expected.server.test()["test"])
+
+
+# --- going on after a kill --------------------------------------------------------------------------------
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_server_goes_on_from_its_last_checkpoint(root, monkeypatch):
+    """Rounds are repeated that sites have trained before, with what they remembered then."""
+    settings = (
+        ALL + " feddure.f_reg_memory=client checkpoint_every=2 server.ema=0.5 unlabelled_batch=auto evaluate_every=5"
+    )
+    write = server_app.checkpoint.write
+
+    def stop(server, folder):
+        if server.round > 2:
+            raise Killed
+        write(server, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app.checkpoint, "write", stop)
+        with pytest.raises(Killed):
+            federated.federate(root, settings=settings, rounds=5)
+    assert written(root)[-1]["round"] == 4
+    server = federated.federate(root, settings=settings, rounds=5, resume=True)
+    expected = simulated(root, settings=settings, rounds=5)
+    tiny.assert_equal(server.state, expected.state)
+    assert [record["round"] for record in written(root)] == [1, 2, 3, 4, 5]
+    assert written(root)[-1]["test_ema"] == expected.test()["test_ema"]
+
+
+def test_a_run_resumed_without_a_site_is_the_undisturbed_one(root, tmp_path, monkeypatch):
+    """South joins after the first round and is away from round 3 on; it counts as a site with images all the same."""
+
+    def federate(kill, **given):
+        nodes = federated.grid(root)
+        south = nodes.contexts.pop(12)
+        run_next = server_app.Rounds.run_next
+
+        def run_round(self):
+            if self._server.round == 1:
+                nodes.contexts[12] = south
+            if self._server.round == 2:
+                nodes.contexts.pop(12, None)
+                if kill:
+                    raise Killed
+            run_next(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server_app.Rounds, "run_next", run_round)
+            return federated.federate(root, nodes, method="fedavg", rounds=6, minimum_sites=2, settings=AUTO, **given)
+
+    whole = federate(kill=False, run_folder=str(tmp_path / "whole"))
+    with pytest.raises(Killed):
+        federate(kill=True)
+    resumed = federate(kill=False, resume=True)
+    drawn = [record["clients"] for record in written(root)]
+    assert drawn == [record["clients"] for record in records.read(tmp_path / "whole" / "metrics.jsonl")]
+    tiny.assert_equal(resumed.state, whole.state)
+    about = json.loads((root / "run" / "federation.json").read_text())
+    assert [site["site"] for site in about["sites"]] == list(federated.SITES)
+    away = [record["federation"]["drawn_but_away"] for record in written(root)][2:]
+    assert away == [["south"] if 1 in clients else [] for clients in drawn[2:]]
+    assert ["south"] in away
+
+
+def test_a_second_server_does_not_write_into_the_same_folder(root):
+    refused = []
+
+    def start_another(message, reply):
+        if trains(message) and not refused:
+            with pytest.raises(RunError, match="is working on it") as problem:
+                federated.federate(root, resume=True)
+            refused.append(problem)
+        return reply
+
+    nodes = federated.grid(root)
+    nodes.changes[11] = start_another
+    federated.federate(root, nodes, settings=ALL)
+    assert refused
+    assert federated.federate(root, settings=ALL, resume=True).round == 2  # the lock is gone with its server
+
+
+# --- sites that send what cannot be used ------------------------------------------------------------------
+def replace_array(name, make, record=PARAMETERS):
+    """A change of a site's answer: one of its arrays becomes another."""
+
+    def change(message, reply):
+        arrays = reply.content.array_records
+        if record in arrays:
+            found = dict(arrays[record])
+            made = make(found.pop(name).numpy())
+            reply.content[record] = ArrayRecord(found | {n: Array(a) for n, a in made.items()})
+        return reply
+
+    return change
+
+
+def poisoned(values):
+    values = values.copy()
+    values[5] = math.nan
+    return {"theta": values}
+
+
+def answer_fields(**fields):
+    def change(message, reply):
+        if reply.content.array_records:
+            for name, value in fields.items():
+                reply.content.config_records[ANSWER][name.replace("__", ".")] = value
+        return reply
+
+    return change
+
+
+def fails(message, reply):
+    return Message(Error(code=2, reason="first line\nlast line"), reply_to=message) if trains(message) else reply
+
+
+def expires(message, reply):
+    return Message(Error(code=ErrorCode.MESSAGE_UNAVAILABLE), reply_to=message)
+
+
+BAD = [
+    (replace_array("theta", poisoned), "the update is not finite"),
+    (replace_array("statistics", lambda v: {"statistics": v + math.inf}, STATISTICS), "the update is not finite"),
+    (replace_array("theta", lambda v: {"theta": v[:-1]}), "sent 'theta' with shape"),
+    (replace_array("theta", lambda v: {"weights": v}), "sent arrays statistics, weights"),
+    (replace_array("theta", lambda v: {"theta": v, "more": v}), "sent arrays more, statistics, theta"),
+    (replace_array("theta", lambda v: {"theta": v.astype(np.float32)}), "sent 'theta' as float32, expected float64"),
+    (replace_array("theta", lambda v: {"theta": np.array(["a"])}), "sent arrays that cannot be read"),
+    (answer_fields(round=70), "answered for another client or round"),
+    (answer_fields(client=0), "answered for another client or round"),
+    (fails, "error 2: last line"),
+    (expires, "no answer in time"),
+]
+
+
+def test_answers_that_cannot_be_used_are_left_out_and_named(root, capsys):
+    """South sends something else in every round; the model is that of the others."""
+    nodes = federated.grid(root)
+
+    def change(message, reply):
+        return BAD[message.content.config_records["task"]["round"] - 1][0](message, reply) if trains(message) else reply
+
+    nodes.changes[12] = change
+    server = federated.federate(root, nodes, settings=ALL, rounds=len(BAD), test_folder="")
+    for record, (_, reason) in zip(written(root), BAD, strict=True):
+        assert record["left_out"] == [1]
+        assert problems(record).keys() == {"south"}
+        assert reason in problems(record)["south"]
+    assert "round 1: site 'south' is left out: " in capsys.readouterr().out
+
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": len(BAD)}, ALL))
+    for _ in BAD:
+        tasks = federation.tasks()
+        kept = [pair for pair in zip(tasks, federation.engine.run(tasks), strict=True) if pair[0].client != 1]
+        federation.finish_round(*zip(*kept, strict=True))
+    tiny.assert_equal(server.state, federation.server.state)
+
+
+def test_odd_reports_beside_a_proper_update_do_no_harm(root):
+    """Only numbers of known names are recorded."""
+    nodes = federated.grid(root)
+    nodes.changes[11] = answer_fields(pid=b"bytes", train__loss=math.nan, test__secret=1.0)
+    nodes.changes[12] = answer_fields(seconds=[1.0, 2.0], train__loss=1e308, train__profit=1.0, train__=2.0)
+    server = federated.federate(root, nodes, settings=ALL)
+    tiny.assert_equal(server.state, simulated(root, settings=ALL).state)
+    for record in written(root):
+        assert record["train"].keys() == {"loss", "loss_unlabelled", "d", "weight"}
+        assert math.isfinite(record["train"]["loss"])
+        assert all("test_of_received_model" not in site for site in record["federation"]["sites"])
+
+
+def test_a_silent_site_is_left_out_told_and_reported(root, capsys):
+    nodes = federated.grid(root)
+    nodes.silent_once = {12}
+    del nodes.contexts[13]
+    federated.federate(root, nodes, settings=ALL, rounds=2, timeout_seconds=0.1, minimum_sites=2)
+    first, second = written(root)
+    assert (first["left_out"], problems(first)) == ([1], {"south": "no answer in time"})
+    assert second["left_out"] == []
+    assert capsys.readouterr().out.count("the server did not use this site's answer of round 1: no answer in time") == 1
+    found = participation(records.read_run(root / "run"))
+    rows = {row[0]: dict(zip(found.columns[1:], row[1:], strict=True)) for row in found.rows}
+    assert list(rows) == list(federated.SITES)
+    assert (rows["north"]["labelled"], rows["north"]["drawn"], rows["north"]["took part"]) == ("32", "2", "2")
+    assert (rows["south"]["took part"], rows["south"]["failed"], rows["west"]["drawn"]) == ("1", "1", "0")
+    assert "<h2>Sites</h2>" in write_report([root / "run"], root / "page.html").read_text()
+
+
+def test_a_site_that_is_gone_is_drawn_left_out_and_welcome_when_it_returns(root):
+    nodes = federated.grid(root)
+    away = {}
+
+    def leave(message, reply):
+        if trains(message):
+            away[13] = nodes.contexts.pop(13)
+        return reply
+
+    def return_(message, reply):
+        if trains(message, 2):
+            nodes.contexts[23] = away[13]
+        return reply
+
+    nodes.changes = {13: leave, 11: return_}
+    federated.federate(root, nodes, settings=ALL, rounds=3)
+    assert [record["left_out"] for record in written(root)] == [[], [2], []]
+    assert {site["site"]: site["node"] for site in written(root)[2]["federation"]["sites"]}["west"] == "23"
+
+
+def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(root):
+    nodes = federated.grid(root)
+    nodes.changes = dict.fromkeys((11, 12, 13), lambda m, r: r if trains(m, 3) else fails(m, r))
+    with pytest.raises(RunError, match=r"5 rounds in a row without a usable update \(site '\w+': error 2: last line"):
+        federated.federate(root, nodes, settings=ALL, rounds=9, test_folder="")
+    assert [len(record["left_out"]) for record in written(root)] == [3, 3, 0, 3, 3, 3, 3, 3]
+    assert federated.federate(root, settings=ALL, rounds=9, resume=True, test_folder="").round == 9
+    assert written(root)[-1]["left_out"] == []
+
+
+def test_one_sites_claim_does_not_become_everybodys_batch(root):
+    nodes = federated.grid(root)
+
+    def claim(message, reply):
+        if not trains(message):
+            reply.content.config_records[ANSWER].update(unlabelled=10**8)
+        return reply
+
+    nodes.changes[13] = claim
+    with pytest.raises(ConfigError, match="add unlabelled_batch=N"):
+        federated.federate(root, nodes, settings=AUTO)
+    assert not (root / "run").exists()
+
+
+def test_huge_parameters_of_one_site_do_not_end_a_fedmatch_run(root):
+    """Each is finite; their sum is not."""
+    settings = ALL.replace("fp64", "fp32") + " fedmatch.helper_every=2 fedmatch.helpers=1"
+    nodes = federated.grid(root)
+
+    def huge(message, reply):
+        if trains(message):
+            sent = reply.content.array_records[PARAMETERS]
+            arrays = {name: Array(np.full_like(array.numpy(), 3e38)) for name, array in sent.items()}
+            reply.content[PARAMETERS] = ArrayRecord(arrays)
+        return reply
+
+    nodes.changes[13] = huge
+    server = federated.federate(root, nodes, settings=settings, method="fedmatch", rounds=2)
+    assert all(torch.isfinite(tensor).all() for tensor in server.state.values())
+    assert all(problems(record) == {"west": "the update makes the model not finite"} for record in written(root))
+
+
+def test_a_site_cannot_write_lines_into_the_log(root, capsys):
+    nodes = federated.grid(root)
+    forged = "x\n\x1b[2Jfeddure: report: somewhere"
+    nodes.changes[11] = replace_array("theta", lambda values: {forged: values})
+    nodes.changes[12] = lambda m, r: Message(Error(code=2, reason=forged), reply_to=m) if trains(m) else r
+    nodes.changes[13] = answer_fields(problem=forged)
+    federated.federate(root, nodes, settings=ALL, rounds=1)
+    told = [line for line in capsys.readouterr().out.splitlines() if "somewhere" in line]
+    assert len(told) == 3
+    assert all(line.startswith("feddure: round 1: site '") and line.isprintable() for line in told)
+
+
+# --- who may take part ------------------------------------------------------------------------------------
+def another_description(nodes, root):
+    swapped = federated.DESCRIPTION.model_copy(update={"classes": ("b", "a", "c", "d")})
+    (root / "other.yaml").write_text(swapped.to_yaml())
+    nodes.contexts[12].node_config["description"] = str(root / "other.yaml")
+
+
+def another_key(nodes, root):
+    nodes.names = {11: "north", 12: "west", 13: "west"}
+
+
+def no_helpers(nodes, root):
+    nodes.contexts[12].node_config["helpers"] = False
+
+
+@pytest.mark.parametrize(
+    ("spoil", "refused"),
+    [
+        (another_description, "site 'south': it goes by another description"),
+        (another_key, "site 'west': its key is that of this site, but it says that it is 'south'"),
+        (no_helpers, "site 'south': this site declines method 'fedmatch'"),
+    ],
+)
+def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
+    nodes = federated.grid(root)
+    spoil(nodes, root)
+    federated.federate(root, nodes, settings=ALL, method="fedmatch", minimum_sites=2, rounds=1)
+    (record,) = written(root)
+    assert sorted(record["clients"]) == [0, 2]
+    (reason,) = record["federation"]["refused"]
+    assert reason.startswith(refused)
+
+
+def test_too_few_sites_are_waited_for_but_not_for_ever(root, capsys):
+    nodes = federated.grid(root)
+    del nodes.contexts[12]
+    with pytest.raises(RunError, match=r"2 of 3 sites are connected \(not south\); start the others"):
+        federated.federate(root, nodes, wait_seconds=0.1)
+    assert "waiting for sites: 2 of 3 sites are connected (not south)" in capsys.readouterr().out
+    assert not (root / "run").exists()
+
+
+def test_a_site_that_comes_later_takes_part_from_then_on(root):
+    nodes = federated.grid(root)
+    late = nodes.contexts.pop(13)
+
+    def come(message, reply):
+        if trains(message):
+            nodes.contexts[13] = late
+        return reply
+
+    nodes.changes[11] = come
+    federated.federate(root, nodes, settings=ALL, minimum_sites=2)
+    assert [sorted(record["clients"]) for record in written(root)] == [[0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"method": "fedavg-sl"}, "learns from the labels of all images, but the sites have 80"),
+        ({"settings": ALL + " batch_norm=static"}, "a server has no training images; use aggregate"),
+    ],
+)
+def test_what_a_real_federation_cannot_do(root, given, problem):
+    with pytest.raises(ConfigError, match=problem):
+        federated.federate(root, **given)
