@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddure.data.sources.listing import entries, files_below
+from feddure.data.sources.folder import entries, files_below
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
 from feddure.flower.app import run_config, site_data
