@@ -21,7 +21,7 @@ def main() -> None:
     dataset = type(noise)(**{**vars(noise), "test_images": noise.images, "test_labels": noise.labels})
     experiment = load("fedavg", model=options.model)
     engine = Engine(experiment.engine)
-    network, feed = engine.program(experiment, dataset).network, engine.feed(dataset)
+    network, feed = engine.program(experiment, dataset).network, engine.images(dataset)
     model = network.take(new_module(experiment, dataset))
     found = []
     for size in options.sizes:

@@ -27,8 +27,9 @@ from feddure.data import partition as partitions
 from feddure.flower.app.app_folder import write_app
 from feddure.flower.app.description import Description
 from feddure.simulation.engine import Engine
-from feddure.simulation.rounds import Federation, Observer, run
+from feddure.simulation.federation import Federation, run
 from feddure.tracking import records
+from feddure.tracking.observer import Observer
 from loopback import Loopback
 
 SITES = ("east", "north", "west")
@@ -102,7 +103,7 @@ def simulate(root: Path, settings: str, rounds: int) -> list[float]:
     engine = Engine(experiment.engine)
     owned = partitions.make(dataset, experiment.partition, experiment.partition_seed)
     federation, clock = Federation(experiment, dataset, owned, engine), Clock()
-    run([federation], engine, [clock])
+    run(federation, [clock])
     return clock.seconds
 
 

@@ -14,7 +14,7 @@ from feddure import data
 from feddure.data import partition
 from feddure.data.dataset import Dataset
 from feddure.simulation.engine import Engine
-from feddure.simulation.rounds import Federation, prepare
+from feddure.simulation.federation import Federation
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def measure(method: str, dataset: Dataset, options: argparse.Namespace) -> dict[
     engine = Engine(experiment.engine)
     shares = partition.make(dataset, experiment.partition, experiment.partition_seed)
     federation = Federation(experiment, dataset, shares, engine)
-    prepare([federation], engine)
+    federation.prepare()
     times: dict[str, list[float]] = {}
 
     def timed(phase: str, work: Callable[[], Any]) -> Any:
@@ -42,9 +42,9 @@ def measure(method: str, dataset: Dataset, options: argparse.Namespace) -> dict[
     for number in range(options.rounds):
         tasks = timed("batches", federation.tasks)
         results = timed("local training", lambda tasks=tasks: engine.run(tasks))
-        timed("aggregation", lambda tasks=tasks, results=results: federation.absorb(tasks, results))
+        timed("aggregation", lambda tasks=tasks, results=results: federation.finish_round(tasks, results))
         if number % experiment.evaluate_every == 0:
-            timed("evaluation of two models", federation.test)
+            timed("evaluation of two models", federation.server.test)
     return {phase: spread(values[1:] or values, 1000) for phase, values in times.items()}
 
 

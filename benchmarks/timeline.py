@@ -14,7 +14,7 @@ from feddure import data
 from feddure.data import partition
 from feddure.reports import style
 from feddure.simulation.engine import Engine
-from feddure.simulation.rounds import Federation
+from feddure.simulation.federation import Federation
 
 
 def main() -> None:

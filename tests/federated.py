@@ -20,7 +20,7 @@ from feddure.flower.app import client as client_app
 from feddure.flower.app import run_config
 from feddure.flower.app import server as server_app
 from feddure.flower.app.description import Description
-from feddure.simulation.rounds import Federation
+from feddure.simulation.federation import Federation
 from feddure.simulation.server import Server
 
 SIDE = 12

@@ -13,7 +13,7 @@ from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 from feddure.simulation.engine import Engine
-from feddure.simulation.rounds import Federation, run
+from feddure.simulation.federation import Federation, run
 
 EXPERIMENT: dict[str, Any] = {
     "dataset": "tiny",
@@ -82,7 +82,7 @@ def finished(
 ) -> Federation:
     """A federation after its last round."""
     made = federation(wanted, images, engine, owned)
-    run([made], made.engine)
+    run(made)
     return made
 
 

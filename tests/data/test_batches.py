@@ -6,7 +6,7 @@ import torch
 
 import tiny
 from feddure.data import augment
-from feddure.data.batches import Feed, Needs, Order, cycle
+from feddure.data.batches import BatchPlan, DeviceImages, Needs, cycle
 
 CPU = torch.device("cpu")
 EVERYTHING = Needs(plain=True, weak=True, strong=True)
@@ -15,12 +15,12 @@ EVERYTHING = Needs(plain=True, weak=True, strong=True)
 def order(client=0, labelled=range(12), unlabelled=range(40, 70), **fields):
     about = {"steps": 3, "labelled_batch": 4, "unlabelled_batch": 5, "needs": EVERYTHING}
     pools = [np.array(list(pool), dtype=np.int64) for pool in (labelled, unlabelled)]
-    return Order(client, *pools, **(about | fields))
+    return BatchPlan(client, *pools, **(about | fields))
 
 
 @pytest.fixture
 def feed(images):
-    return Feed(images, CPU, torch.float64)
+    return DeviceImages(images, CPU, torch.float64)
 
 
 def one(feed, wanted, seed=0, number=1):
@@ -73,7 +73,7 @@ def test_shapes_are_static(feed):
 
 
 def test_pixels_lie_channels_last():
-    feed = Feed(tiny.dataset(channels=3), CPU, torch.float32)
+    feed = DeviceImages(tiny.dataset(channels=3), CPU, torch.float32)
     step = one(feed, order()).step(0)
     for images in (step.labelled, step.plain, step.weak, step.strong):
         assert images.is_contiguous(memory_format=torch.channels_last)

@@ -34,7 +34,7 @@ def after_steps(method, steps=1, twin_class=None, **changes):
     task = federation.tasks()[0]
     client, twin = client_of(federation, task), twin_of(federation, task, twin=twin_class)
     for index in range(steps):
-        record = federation.method.step(client, task.batches.step(index))
+        record = federation.server.method.step(client, task.batches.step(index))
         expected = twin_step(twin, task, index)
     found = {"theta": client.theta, "statistics": client.statistics, **client.state, **record}
     expected = {"weight" if name in ("m", "mask") else name: value for name, value in expected.items()}
@@ -44,8 +44,8 @@ def after_steps(method, steps=1, twin_class=None, **changes):
 def global_model_after_a_round(method, **changes):
     federation = federation_of(experiment_of(method, clients_per_round=2, **changes))
     tasks = federation.tasks()
-    federation.absorb(tasks, federation.engine.run(tasks))
-    return federation.state["theta"]
+    federation.finish_round(tasks, federation.engine.run(tasks))
+    return federation.server.state["theta"]
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -128,7 +128,7 @@ def test_an_ablation_keeps_only_its_regulator(method, parts):
     federation = federation_of(experiment_of(method))
     task = federation.tasks()[0]
     client = client_of(federation, task)
-    record = federation.method.step(client, task.batches.step(0))
+    record = federation.server.method.step(client, task.batches.step(0))
     assert set(client.state) == parts
     assert set(client.optimizers) == parts
     assert ("d" in record) == ("phi" in parts)
@@ -143,8 +143,8 @@ def test_f_reg_memory_changes_nothing_where_no_f_reg_is_the_clients_own(method):
         )
         for _ in range(2):
             tasks = federation.tasks()
-            federation.absorb(tasks, federation.engine.run(tasks))
-        states.append(federation.state["theta"])
+            federation.finish_round(tasks, federation.engine.run(tasks))
+        states.append(federation.server.state["theta"])
     assert torch.equal(*states)
 
 
@@ -154,7 +154,7 @@ def test_f_reg_alone_remembers_too():
     )
     tasks = federation.tasks()
     results = federation.engine.run(tasks)
-    federation.absorb(tasks, results)
+    federation.finish_round(tasks, results)
     assert_same_round(
         federation, {task.client: result.memory["w"] for task, result in zip(tasks, results, strict=True)}
     )
@@ -164,7 +164,7 @@ def test_f_reg_alone_remembers_too():
 @pytest.mark.parametrize(("method", "part"), [("avg-f-reg", "w"), ("avg-c-reg", "phi")])
 def test_the_server_sends_the_mean_of_all_earlier_uploads(method, part):
     federation = federation_of(experiment_of(method, clients_per_round=3, local_steps=2))
-    start = fresh_w(federation, (0, 0, 0)) if part == "w" else federation.state["theta"].clone()
+    start = fresh_w(federation, (0, 0, 0)) if part == "w" else federation.server.state["theta"].clone()
     mean = RunningMean(start)
     for _ in range(3):
         tasks = federation.tasks()
@@ -178,7 +178,7 @@ def test_the_server_sends_the_mean_of_all_earlier_uploads(method, part):
             assert_same(result.upload, upload)
             assert distance(upload[part], received) > 1e-6  # it learns
             mean.add(upload[part])
-        federation.absorb(tasks, results)
+        federation.finish_round(tasks, results)
     assert mean.count == 9
 
 

@@ -32,8 +32,8 @@ def after_a_round():
     for method in BUILT_IN:
         federation = tiny.federation(tiny.experiment({**CHANGES, "method": method}), images)
         tasks = federation.tasks()
-        record = federation.absorb(tasks, federation.engine.run(tasks))
-        found[method] = federation.method.global_model(federation.state)[0], record
+        record = federation.finish_round(tasks, federation.engine.run(tasks))
+        found[method] = federation.server.method.global_model(federation.server.state)[0], record
     return found
 
 
@@ -55,7 +55,7 @@ def test_pseudo_labels_are_neither_all_taken_nor_all_left(after_a_round, method)
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_communication_is_counted(after_a_round, method):
     _, record = after_a_round[method]
-    network = tiny.federation(tiny.experiment({**CHANGES, "method": method}), tiny.dataset()).program.network
+    network = tiny.federation(tiny.experiment({**CHANGES, "method": method}), tiny.dataset()).server.program.network
     model = 3 * 4 * (network.parameters.size + network.statistics.size)
     assert set(record["communication"]) >= {"down", "up"}
     assert record["communication"]["down"] >= model

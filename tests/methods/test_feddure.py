@@ -33,7 +33,7 @@ def one_step(twin_class=None, steps=1, **changes):
     task = federation.tasks()[0]
     client, twin = client_of(federation, task), twin_of(federation, task, twin=twin_class)
     for index in range(steps):
-        record = federation.method.step(client, task.batches.step(index))
+        record = federation.server.method.step(client, task.batches.step(index))
         expected = twin_step(twin, task, index)
     found = {"theta": client.theta, "statistics": client.statistics, **client.state}
     found |= {"d": record["d"], "m": record["weight"]}
@@ -119,7 +119,7 @@ def f_reg_gradients(**changes) -> tuple[Tensor, Tensor]:
     federation = federation_of(experiment_of("feddure", **changes))
     task = federation.tasks()[0]
     client, twin = client_of(federation, task), twin_of(federation, task)
-    federation.method.step(client, task.batches.step(0))
+    federation.server.method.step(client, task.batches.step(0))
     twin_step(twin, task, 0)
     expected = torch.cat([twin.f_reg_adam.state[p]["exp_avg"].reshape(-1) for p in twin.f_reg.parameters()])
     return client.optimizers["w"].mean, expected
@@ -173,10 +173,10 @@ def test_every_round_starts_from_the_received_model_and_a_fresh_f_reg():
     federation = federation_of(experiment_of("feddure", local_steps=2, clients_per_round=4))
     for _ in range(2):
         tasks = federation.tasks()
-        federation.absorb(tasks, federation.engine.run(tasks))
+        federation.finish_round(tasks, federation.engine.run(tasks))
     for task in federation.tasks():
         client = client_of(federation, task)
-        assert torch.equal(client.state["phi"], federation.state["theta"])
+        assert torch.equal(client.state["phi"], federation.server.state["theta"])
         assert_same({"w": client.state["w"]}, {"w": w_of(twin_of(federation, task).f_reg)}, 1e-15)
     assert_same_round(federation)
 
@@ -197,7 +197,7 @@ def test_client_memory_carries_f_reg_from_round_to_round():
             remembered[task.client] = w_of(twin.f_reg)
             assert_same(result.upload, {"theta": state_of(federation, twin)["theta"]})
             assert_same(result.memory, {"w": w_of(twin.f_reg)})
-        federation.absorb(tasks, results)
+        federation.finish_round(tasks, results)
     assert came_back
 
 
@@ -212,8 +212,8 @@ def test_a_client_without_unlabelled_images_learns_from_its_labels_alone():
     task = federation.tasks()[0]
     batch = without(task.batches.step(0), "weak", "strong", "truth")
     client, plain = client_of(federation, task), client_of(supervised, task)
-    record = federation.method.step(client, batch)
-    supervised.method.step(plain, batch)
+    record = federation.server.method.step(client, batch)
+    supervised.server.method.step(plain, batch)
     assert record["d"] == 0
     assert torch.equal(client.theta, plain.theta)
     assert torch.equal(client.statistics, plain.statistics)
@@ -224,7 +224,7 @@ def test_a_client_without_labels_still_weighs_and_learns():
     task = federation.tasks()[0]
     client = client_of(federation, task)
     w, theta = client.state["w"].clone(), client.theta.clone()
-    record = federation.method.step(client, without(task.batches.step(0), "labelled", "labels"))
+    record = federation.server.method.step(client, without(task.batches.step(0), "labelled", "labels"))
     assert record["d"] == 0
     assert torch.equal(client.state["w"], w)
     assert not torch.equal(client.theta, theta)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddure.data.batches import Batch
+from feddure.simulation.federation import Federation
 from feddure.simulation.lanes import Task
-from feddure.simulation.rounds import Federation
 from oracle.pairing import CLASSES, client_of, experiment_of, federation_of, flat_of, module_of
 
 
@@ -63,7 +63,7 @@ def test_d_is_positive_for_right_pseudo_labels_and_negative_for_wrong_ones(metho
         for name, theta in (("right", good["theta"]), ("wrong", wrong["theta"])):
             client = client_of(federation, task)  # φ is good, whatever θ says
             client.theta.copy_(theta)
-            found[name] = federation.method.step(client, batch)
+            found[name] = federation.server.method.step(client, batch)
         assert torch.equal(found["right"]["pseudo"], batch.truth)
         assert torch.equal(found["wrong"]["pseudo"], (batch.truth + 1) % CLASSES)
         assert found["right"]["d"] > 0

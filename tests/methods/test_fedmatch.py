@@ -20,7 +20,7 @@ from feddure.methods.fedmatch import CHANGED, FedMatch, noise_image
 from feddure.nn import normalisation
 from feddure.serving.network import read_network
 from feddure.simulation import checkpoint, runs
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 from feddure.simulation.server import Answer
 from oracle import fedmatch_twin
 from oracle.pairing import client_of, distance
@@ -47,14 +47,14 @@ class Records(list):
 
 def played(federation):
     records = Records()
-    run([federation], federation.engine, [records])
+    run(federation, [records])
     return records
 
 
 def module_of(federation):
     """An ordinary module of the federation's architecture."""
     dataset, wanted = federation.dataset, federation.experiment
-    norm = federation.method.norm
+    norm = federation.server.method.norm
     return networks.make(wanted.model, dataset.shape[2], len(dataset.classes), norm, wanted.seed).double()
 
 
@@ -78,7 +78,7 @@ class Pair:
 
     def __init__(self, images, changes=None, helpers=True, twin=fedmatch_twin.Client):
         federation = tiny.federation(experiment(changes, local_steps=3), images)
-        self.method, self.network = federation.method, federation.program.network
+        self.method, self.network = federation.server.method, federation.server.program.network
         self.options = federation.experiment.fedmatch
         task = federation.tasks()[0]
         self.received = self.randomised(task.received, self.options.helpers if helpers else 0)
@@ -250,12 +250,16 @@ def assert_rounds_agree(wanted, images, owned=None):
     for _ in range(wanted.rounds):
         tasks = federation.tasks()
         helped.append({task.client: helpers_of(task, federation) for task in tasks})
-        record = federation.absorb(tasks, federation.engine.run(tasks))
+        record = federation.finish_round(tasks, federation.engine.run(tasks))
         twin.play()
         assert helped[-1] == twin.helped
-        assert_same_parts(federation.program.network, federation.state["sigma"], federation.state["psi"], twin)
-        assert torch.equal(federation.state["theta"], federation.state["sigma"] + federation.state["psi"])
-        tiny.assert_near(federation.model_state(), twin.theta(), 1e-9)
+        assert_same_parts(
+            federation.server.program.network, federation.server.state["sigma"], federation.server.state["psi"], twin
+        )
+        assert torch.equal(
+            federation.server.state["theta"], federation.server.state["sigma"] + federation.server.state["psi"]
+        )
+        tiny.assert_near(federation.server.model_state(), twin.theta(), 1e-9)
         for name in ("loss", "loss_inter_client"):
             steps = torch.stack([step.get(name, torch.zeros(())) for client in twin.records for step in client])
             assert record["train"][name] == pytest.approx(steps.mean().item(), rel=1e-9)
@@ -264,7 +268,7 @@ def assert_rounds_agree(wanted, images, owned=None):
 
 def helpers_of(task, federation):
     """The clients whose ψ a task comes with, nearest first."""
-    owners = {id(tensor): int(name[4:]) for name, tensor in federation.state.items() if name.startswith("psi.")}
+    owners = {id(tensor): int(name[4:]) for name, tensor in federation.server.state.items() if name.startswith("psi.")}
     return [owners[id(tensor)] for name, tensor in task.received.items() if name.startswith("helper.")]
 
 
@@ -285,8 +289,8 @@ def test_the_original_network_has_neither_normalisation_nor_biases(images):
     wanted = experiment({"fedmatch.net": "original", "fedmatch.helper_every": 2}, clients_per_round=4, rounds=3)
     assert_rounds_agree(wanted, images)
     federation = tiny.finished(wanted, images)
-    state = federation.model_state()
-    assert federation.state["statistics"].numel() == 0
+    state = federation.server.model_state()
+    assert federation.server.state["statistics"].numel() == 0
     assert sorted(name.rpartition(".")[2] for name in state) == ["bias"] * 4 + ["weight"] * 4
     assert all((tensor == 0).all() == name.endswith("bias") for name, tensor in state.items())
 
@@ -325,7 +329,7 @@ def test_clients_without_labelled_or_without_unlabelled_images():
 
 def test_the_mean_is_uniform_whatever_clients_weigh(images):
     one, other = (tiny.finished(experiment({"server.weight": weight}), images) for weight in ("total", "uniform"))
-    tiny.assert_equal(one.state, other.state)
+    tiny.assert_equal(one.server.state, other.server.state)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -336,14 +340,14 @@ def test_other_server_optimisers_are_refused(images, optimizer):
 
 def test_an_average_of_the_global_model_is_one_of_sums(images):
     federation = tiny.federation(experiment({"server.ema": 0.5}, rounds=1), images)
-    before = federation.state["theta"]
+    before = federation.server.state["theta"]
     assert "test_ema" in played(federation)[0]
-    assert distance(federation.averaged[0], (before + federation.state["theta"]) / 2) < 1e-12
+    assert distance(federation.server.averaged[0], (before + federation.server.state["theta"]) / 2) < 1e-12
 
 
 # --- helpers -------------------------------------------------------------------------------------------
 def broadcast(federation, client, round_number):
-    sent = federation.method.broadcast(federation.state, client, round_number)
+    sent = federation.server.method.broadcast(federation.server.state, client, round_number)
     return [name for name in sent if name.startswith("helper.")]
 
 
@@ -372,7 +376,7 @@ def test_helpers_are_the_nearest_others(points, count, data):
 def test_a_client_that_never_took_part_gets_no_helpers(images):
     wanted = experiment({"partition.clients": 6, "fedmatch.helper_every": 2}, clients_per_round=3, rounds=1)
     federation = tiny.finished(wanted, images)
-    seen = federation.sample(1)
+    seen = federation.server.sample(1)
     for client in range(6):
         assert broadcast(federation, client, 2) == (["helper.0", "helper.1"] if client in seen else [])
         assert broadcast(federation, client, 3) == []
@@ -396,10 +400,10 @@ def test_helpers_come_in_the_tenth_round_and_count(images):
         records = []
         for one in (federation, deaf):
             tasks = one.tasks()
-            records.append(one.absorb(tasks, one.engine.run(tasks)))
+            records.append(one.finish_round(tasks, one.engine.run(tasks)))
         assert (records[0]["train"]["loss_inter_client"] > 0) == (number == 10)
-        assert torch.equal(federation.state["theta"], deaf.state["theta"]) == (number < 10)
-    assert 1e-9 < distance(federation.state["psi"], deaf.state["psi"]) < 1e-2
+        assert torch.equal(federation.server.state["theta"], deaf.server.state["theta"]) == (number < 10)
+    assert 1e-9 < distance(federation.server.state["psi"], deaf.server.state["psi"]) < 1e-2
 
 
 @pytest.mark.parametrize("value", [1e307, 1.5e308])
@@ -413,11 +417,11 @@ def test_an_update_that_overflows_on_the_noise_image_is_left_out(images, value):
         for task, result in zip(tasks, one.engine.run(tasks), strict=True)
     ]
     huge = {**answers[0].upload, "sigma": torch.full_like(answers[0].upload["sigma"], value)}
-    _, problems = one.conclude([replace(answers[0], upload=huge), *answers[1:]])
-    other.conclude(answers[1:])
+    _, problems = one.server.finish_round([replace(answers[0], upload=huge), *answers[1:]])
+    other.server.finish_round(answers[1:])
     assert problems == {answers[0].client: "the update makes the model not finite"}
-    tiny.assert_equal(one.state, other.state)
-    assert one.method.helpers(one.state, answers[1].client) == [answers[2].client]
+    tiny.assert_equal(one.server.state, other.server.state)
+    assert one.server.method.helpers(one.server.state, answers[1].client) == [answers[2].client]
 
 
 def test_embeddings_that_are_not_finite_are_no_neighbours():
@@ -478,15 +482,17 @@ def test_the_model_on_disk_answers_as_the_global_model(images, tmp_path, net):
     wanted = experiment({"fedmatch.net": net}, rounds=2)
     folder = runs.execute(wanted, images, tmp_path / "run", progress=False).folder
     federation = tiny.finished(wanted, images)
-    inputs = federation.feed.plain(np.arange(20))
-    expected = federation.program.network.evaluate(*federation.method.global_model(federation.state), inputs)
+    inputs = federation.images.plain(np.arange(20))
+    expected = federation.server.program.network.evaluate(
+        *federation.server.method.global_model(federation.server.state), inputs
+    )
     with torch.no_grad():
         assert distance(read_network(folder)[1].double()(inputs), expected) < 1e-6  # a fresh module is float32
 
 
 def test_communication_counts_what_was_sent(images):
     federation = tiny.federation(experiment({"fedmatch.helper_every": 2}, clients_per_round=4, rounds=3), images)
-    network = federation.program.network
+    network = federation.server.program.network
     parameters, statistics = network.parameters.size, network.statistics.size
     once = 4 * 4 * (2 * parameters + statistics)
     records = [record["communication"] for record in played(federation)]
@@ -500,18 +506,18 @@ def test_communication_counts_what_was_sent(images):
 
 def test_sparse_communication_counts_values_that_changed(images):
     federation = tiny.finished(experiment(clients_per_round=4, rounds=1), images)
-    server, size = federation.state, federation.state["psi"].numel()
+    server, size = federation.server.state, federation.server.state["psi"].numel()
     held, bits, statistics = server["psi.2"], -(-size // 8), 4 * server["statistics"].numel()
     received = {"sigma": server["sigma"], "psi": held.clone(), "statistics": server["statistics"]}
     received["psi"][:3] += 2 * CHANGED
     received["psi"][3:9] += CHANGED / 2
     upload = {**received, "sigma": received["sigma"].clone()}
     upload["sigma"][5] -= 1
-    found = federation.method.sparse_bytes(server, 2, received, upload)
+    found = federation.server.method.sparse_bytes(server, 2, received, upload)
     assert found == {"down": statistics + 4 * size + 4 * 3 + bits, "up": statistics + 4 * 1 + 2 * bits}
     helped = {**received, "helper.0": held, "helper.1": held + 1}
-    more = federation.method.sparse_bytes(server, 2, helped, upload)
+    more = federation.server.method.sparse_bytes(server, 2, helped, upload)
     assert more["down"] - found["down"] == bits + 4 * size + bits
-    new = federation.method.sparse_bytes(server, 77, received, upload)
+    new = federation.server.method.sparse_bytes(server, 77, received, upload)
     nonzero = int((received["psi"].abs() > CHANGED).sum())
     assert new["down"] == statistics + 4 * size + 4 * nonzero + bits

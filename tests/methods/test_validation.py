@@ -26,7 +26,7 @@ def finish(method, images, owned=None, **changes):
     records = []
     while federation.round < federation.experiment.rounds:
         tasks = federation.tasks()
-        records.append(federation.absorb(tasks, federation.engine.run(tasks)))
+        records.append(federation.finish_round(tasks, federation.engine.run(tasks)))
     return federation, records
 
 
@@ -95,7 +95,7 @@ def test_a_batch_can_be_changed_before_it_is_handed_on(images):
 
     bright, _ = finish(Brighter, images)
     plain, _ = finish(FedAvg, images)
-    assert not torch.equal(bright.state["theta"], plain.state["theta"])
+    assert not torch.equal(bright.server.state["theta"], plain.server.state["theta"])
 
 
 def test_a_batch_says_what_it_has(images):
@@ -214,7 +214,7 @@ def test_a_mistake_is_not_taken_for_a_step_that_no_graph_can_hold(images, monkey
 
     monkeypatch.setattr(lanes, "_StepGraph", WarmUp)
     federation = federation_of(Forgotten, images)
-    federation.program.captures = federation.program.network.compiled = True
+    federation.server.program.captures = federation.server.program.network.compiled = True
     with pytest.raises(ConfigError, match="not among its needs"):
         federation.engine.run(federation.tasks())
     assert not [warning for warning in recwarn if warning.category is FeddureWarning]
@@ -278,8 +278,8 @@ class MeanTeacher(feddure.Method):
 
 def test_a_mean_teacher_in_a_few_lines(images):
     federation, records = finish(MeanTeacher, images, clients_per_round=4)
-    assert sorted(federation.memories) == [0, 1, 2, 3]
-    assert not torch.equal(federation.memories[0]["teacher"], federation.state["theta"])
+    assert sorted(federation.server.memories) == [0, 1, 2, 3]
+    assert not torch.equal(federation.server.memories[0]["teacher"], federation.server.state["theta"])
     assert records[-1]["diagnostics"]["weight_mean"] > 0.25
     assert 0 <= records[-1]["diagnostics"]["pseudo_accuracy"] <= 1
     assert {"loss", "loss_unlabelled"} <= records[-1]["train"].keys()

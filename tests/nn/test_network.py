@@ -141,7 +141,7 @@ def test_networks_with_odd_parts(images):
     torch.testing.assert_close(network.forward(network.weights(theta), statistics, pixels), module.train()(pixels))
     torch.testing.assert_close(network.evaluate(theta, statistics, pixels), module.eval()(pixels).detach())
     federation = tiny.finished(tiny.experiment(model="odd", method="feddure"), images)
-    assert torch.isfinite(federation.state["theta"]).all()
+    assert torch.isfinite(federation.server.state["theta"]).all()
 
 
 def test_cumulative_batch_norm_is_run_with_a_momentum_and_says_so():

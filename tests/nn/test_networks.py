@@ -57,7 +57,7 @@ def test_convolution_biases_learn_under_group_norm(images, name):
 def convolution_biases(federation):
     module = networks.make(federation.experiment.model, 1, 4, federation.experiment.norm, 0)
     names = {f"{name}.bias" for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)}
-    return {name: tensor for name, tensor in federation.model_state().items() if name in names}
+    return {name: tensor for name, tensor in federation.server.model_state().items() if name in names}
 
 
 class Perceptron(nn.Module):
@@ -73,7 +73,7 @@ def test_a_network_of_ones_own(images):
     networks.register("perceptron", Perceptron)
     before = tiny.federation(tiny.experiment(model="perceptron"), images)
     after = tiny.finished(tiny.experiment(model="perceptron"), images)
-    assert not torch.equal(before.state["theta"], after.state["theta"])
+    assert not torch.equal(before.server.state["theta"], after.server.state["theta"])
 
 
 def test_a_network_by_import_path():

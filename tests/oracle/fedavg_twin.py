@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from feddure import nn as networks
 from feddure import rng as draws
 from feddure.config import Experiment, Optimizer
-from feddure.data.batches import Batch, Feed, Needs, Order
+from feddure.data.batches import Batch, BatchPlan, DeviceImages, Needs
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 
@@ -68,7 +68,7 @@ class Twin:
     ):
         self.experiment = experiment
         self.partition = partition
-        self.feed = Feed(dataset, torch.device(device), dtype)
+        self.feed = DeviceImages(dataset, torch.device(device), dtype)
         channels, classes = dataset.shape[2], len(dataset.classes)
         self.module = networks.make(experiment.model, channels, classes, experiment.norm, experiment.seed)
         self.module.to(device, dtype)
@@ -105,7 +105,7 @@ class Twin:
     def batches(self, client: int) -> Batch:
         """What a client sees in the current round."""
         labelled, unlabelled = self.partition.labelled[client], self.partition.unlabelled[client]
-        order = Order(
+        order = BatchPlan(
             client,
             labelled,
             unlabelled,

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from feddure import nn as networks
 from feddure import rng as draws
 from feddure.config import Experiment
-from feddure.data.batches import Batch, Feed, Needs, Order
+from feddure.data.batches import Batch, BatchPlan, DeviceImages, Needs
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 
@@ -128,7 +128,7 @@ class Federation:
 
     def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, noise: Tensor):
         self.experiment, self.partition, self.noise = experiment, partition, noise
-        self.feed = Feed(dataset, torch.device("cpu"), torch.float64)
+        self.feed = DeviceImages(dataset, torch.device("cpu"), torch.float64)
         norm = "none" if experiment.fedmatch.net == "original" else experiment.norm
         shape = (dataset.shape[2], len(dataset.classes))
         self.sigma = networks.make(experiment.model, *shape, norm, experiment.seed).double()
@@ -174,7 +174,7 @@ class Federation:
 
     def batches(self, client: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         experiment = self.experiment
-        order = Order(
+        order = BatchPlan(
             client,
             self.partition.labelled[client],
             self.partition.unlabelled[client],

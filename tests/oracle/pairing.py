@@ -15,8 +15,8 @@ from feddure.data.dataset import Dataset
 from feddure.methods import Client
 from feddure.nn import regulator
 from feddure.simulation.engine import Engine
+from feddure.simulation.federation import Federation
 from feddure.simulation.lanes import Task
-from feddure.simulation.rounds import Federation
 from oracle.client import Client as Twin
 from oracle.client import Settings
 from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg
@@ -74,10 +74,10 @@ def federation_of(experiment: config.Experiment, dataset: Dataset | None = None)
     made = partition.make(dataset, experiment.partition, experiment.partition_seed)
     federation = Federation(experiment, dataset, made, Engine(experiment.engine))
     generator = torch.Generator().manual_seed(experiment.seed + 1)
-    theta, statistics = federation.state["theta"], federation.state["statistics"]
+    theta, statistics = federation.server.state["theta"], federation.server.state["statistics"]
     theta = theta + 0.05 * torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
     statistics = statistics + 0.1 * torch.rand(statistics.shape, generator=generator, dtype=theta.dtype)
-    federation.state = federation.method.start(theta, statistics, len(dataset.classes), experiment.seed)
+    federation.server.state = federation.server.method.start(theta, statistics, len(dataset.classes), experiment.seed)
     return federation
 
 
@@ -105,7 +105,7 @@ def module_of(federation: Federation, theta: Tensor, statistics: Tensor) -> nn.M
     experiment, dataset = federation.experiment, federation.dataset
     channels = dataset.shape[2]
     module = networks.make(experiment.model, channels, len(dataset.classes), experiment.norm, seed=99).double()
-    found = module.load_state_dict(federation.program.network.state_dict(theta, statistics), strict=False)
+    found = module.load_state_dict(federation.server.program.network.state_dict(theta, statistics), strict=False)
     assert not found.unexpected_keys
     assert all(name.endswith("num_batches_tracked") for name in found.missing_keys)
     return module
@@ -113,7 +113,7 @@ def module_of(federation: Federation, theta: Tensor, statistics: Tensor) -> nn.M
 
 def flat_of(federation: Federation, module: nn.Module) -> tuple[Tensor, Tensor]:
     """A module's parameters and statistics in the engine's order."""
-    return federation.program.network.take(module)
+    return federation.server.program.network.take(module)
 
 
 def fresh_w(federation: Federation, key: tuple[int, ...]) -> Tensor:
@@ -137,7 +137,7 @@ def twin_of(federation: Federation, task: Task, start: Tensor | None = None, twi
     """The twin of this task's client; `start` is its first w (or the received w̄, φ̄) where it is not the default."""
     experiment = federation.experiment
     received = module_of(federation, task.received["theta"], task.received["statistics"])
-    settings = settings_of(experiment, federation.program.proximal)
+    settings = settings_of(experiment, federation.server.program.proximal)
     twin = twin or TWINS[experiment.method]
     classes = len(federation.dataset.classes)
     if issubclass(twin, AvgFReg):
@@ -153,7 +153,7 @@ def twin_of(federation: Federation, task: Task, start: Tensor | None = None, twi
 
 def client_of(federation: Federation, task: Task) -> Client:
     """The engine's client at the start of this task."""
-    program = federation.program
+    program = federation.server.program
     client = Client(program.network, program.experiment, program.proximal, program.classes)
     program.method.allocate(client)
     client.receive(task.received, task.key)

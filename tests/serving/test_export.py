@@ -172,7 +172,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
 def test_the_averaged_model(tmp_path):
     run = folders.execute(tmp_path / "run", **folders.LONG)
     federation = tiny.finished(tiny.experiment(folders.LONG), folders.IMAGES)
-    averaged = federation.program.network.state_dict(*federation.averaged)
+    averaged = federation.server.program.network.state_dict(*federation.server.averaged)
     file = feddure.export(run.folder, tmp_path / "averaged.safetensors", ema=True)
     found = load_file(file)
     tiny.assert_near(found, {name: tensor.float() for name, tensor in averaged.items()}, 1e-7)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.simulation.diagnostics import auroc, diagnose
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 
 
 def client(weight, pseudo, **further):
@@ -164,7 +164,7 @@ def test_rounds_carry_the_diagnostics_their_method_has(images, method, rewarded)
             seen.append(record)
 
     federation = tiny.federation(tiny.experiment(method=method, rounds=1), images)
-    run([federation], federation.engine, [Watch()])
+    run(federation, [Watch()])
     (record,) = seen
     assert ("diagnostics" in record) == (rewarded is not None)
     if rewarded is not None:

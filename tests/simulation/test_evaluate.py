@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 import tiny
 from feddure import nn as networks
-from feddure.data.batches import Feed
+from feddure.data.batches import DeviceImages
 from feddure.errors import FeddureWarning
 
 
 def plain_module(federation):
     experiment, dataset = federation.experiment, federation.dataset
     made = networks.make(experiment.model, dataset.shape[2], len(dataset.classes), experiment.norm, 99).double()
-    missing, unexpected = made.load_state_dict(federation.model_state(), strict=False)
+    missing, unexpected = made.load_state_dict(federation.server.model_state(), strict=False)
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)
     return made.eval()
@@ -24,7 +24,7 @@ def by_hand(module, dataset):
     classes = len(dataset.classes)
     confusion = [[0] * classes for _ in range(classes)]
     loss = 0.0
-    feed = Feed(dataset, torch.device("cpu"), torch.float64)
+    feed = DeviceImages(dataset, torch.device("cpu"), torch.float64)
     for image, label in feed.test_batches(1):
         with torch.no_grad():
             logits = module(image)
@@ -44,7 +44,7 @@ def test_evaluation_equals_a_direct_loop(images, norm):
     federation = tiny.finished(
         tiny.experiment({"norm": norm, "method": "fedavg-sl", "optimizer.learning_rate": 0.01}), images
     )
-    found, expected = federation.test()["test"], by_hand(plain_module(federation), images)
+    found, expected = federation.server.test()["test"], by_hand(plain_module(federation), images)
     assert found["confusion"] == expected["confusion"]
     assert found["accuracy"] == expected["accuracy"]
     assert found["per_class"] == pytest.approx(expected["per_class"], rel=1e-15)
@@ -55,7 +55,7 @@ def test_evaluation_equals_a_direct_loop(images, norm):
 def test_a_test_set_larger_than_one_piece():
     many = tiny.dataset(tests=1203)
     federation = tiny.federation(tiny.experiment(), many)
-    found = federation.test()["test"]
+    found = federation.server.test()["test"]
     assert sum(map(sum, found["confusion"])) == 1203
     assert found["loss"] == pytest.approx(by_hand(plain_module(federation), many)["loss"], rel=1e-12)
 
@@ -63,7 +63,7 @@ def test_a_test_set_larger_than_one_piece():
 def test_a_class_without_test_images_counts_as_never_right(images):
     kept = images.test_labels != 2
     few = tiny.dataset(test_images=images.test_images[kept], test_labels=images.test_labels[kept])
-    found = tiny.federation(tiny.experiment(), few).test()["test"]
+    found = tiny.federation(tiny.experiment(), few).server.test()["test"]
     assert found["per_class"][2] == 0.0
     assert found["confusion"][2] == [0, 0, 0, 0]
 
@@ -79,7 +79,7 @@ def test_static_statistics_are_those_of_the_clients_images(images):
         layer.reset_running_stats()
         layer.momentum = None  # the plain mean over batches
     with torch.no_grad():
-        feed = Feed(images, torch.device("cpu"), torch.float64)
+        feed = DeviceImages(images, torch.device("cpu"), torch.float64)
         module(feed.plain(range(len(images.images))))  # all four clients own all images: one batch, any order
     found = {name: buffer for name, buffer in module.named_buffers() if buffer.dim()}
     tiny.assert_near(found, expected, 1e-9)
@@ -88,14 +88,14 @@ def test_static_statistics_are_those_of_the_clients_images(images):
 def test_static_statistics_change_evaluation_alone(images):
     averaged = tiny.finished(tiny.experiment(), images)
     static = tiny.finished(tiny.experiment(batch_norm="static"), images)
-    tiny.assert_equal(static.state, averaged.state)
-    assert static.test()["test"]["loss"] != averaged.test()["test"]["loss"]
+    tiny.assert_equal(static.server.state, averaged.server.state)
+    assert static.server.test()["test"]["loss"] != averaged.server.test()["test"]["loss"]
 
 
 def test_static_statistics_without_batch_norm_change_nothing(images):
     averaged = tiny.finished(tiny.experiment(norm="group"), images)
     static = tiny.finished(tiny.experiment(norm="group", batch_norm="static"), images)
-    assert static.test() == averaged.test()
+    assert static.server.test() == averaged.server.test()
 
 
 def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images):
@@ -103,13 +103,13 @@ def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images
         raise RuntimeError("no compiler for this")
 
     federation = tiny.federation(tiny.experiment(), images)
-    expected = federation.test()
-    network = federation.program.network
+    expected = federation.server.test()
+    network = federation.server.program.network
     network.compiled, network._evaluate = True, refuse
     with pytest.warns(FeddureWarning, match="does not compile and runs uncompiled .*no compiler for this"):
-        assert federation.test() == expected
+        assert federation.server.test() == expected
     assert not network.compiled
-    assert federation.test() == expected
+    assert federation.server.test() == expected
 
 
 def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(images):
@@ -117,8 +117,8 @@ def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(image
         raise torch.cuda.OutOfMemoryError("no memory left")
 
     federation = tiny.federation(tiny.experiment(), images)
-    network = federation.program.network
+    network = federation.server.program.network
     network.compiled, network._evaluate = True, refuse
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        federation.test()
+        federation.server.test()
     assert network.compiled

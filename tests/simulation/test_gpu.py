@@ -14,8 +14,8 @@ from feddure.errors import FeddureWarning
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
+from feddure.simulation.federation import run
 from feddure.simulation.lanes import Lanes
-from feddure.simulation.rounds import run
 from oracle.fedavg_twin import Twin
 
 pytestmark = pytest.mark.gpu
@@ -49,11 +49,11 @@ def assert_models_near(found, expected, start, tolerance=NEAR):
 
 
 def assert_agrees_with_cpu(changes, images, base=EAGER):
-    start = tiny.federation(on_cpu(changes), images).state
-    expected = tiny.finished(on_cpu(changes), images).state
+    start = tiny.federation(on_cpu(changes), images).server.state
+    expected = tiny.finished(on_cpu(changes), images).server.state
     found = tiny.finished(on_gpu(changes, base), images)
-    assert found.program.captures, "the step was not captured"
-    assert_models_near(found.state, expected, start)
+    assert found.server.program.captures, "the step was not captured"
+    assert_models_near(found.server.state, expected, start)
     return found
 
 
@@ -67,8 +67,8 @@ def test_rounds_equal_the_textbook(colour, method, norm):
     federation = tiny.finished(experiment, colour, owned=owned)
     for _ in range(experiment.rounds):
         twin.play()
-    expected = dict(zip(("theta", "statistics"), start.program.network.take(twin.module), strict=True))
-    assert_models_near(federation.state, expected, start.state)
+    expected = dict(zip(("theta", "statistics"), start.server.program.network.take(twin.module), strict=True))
+    assert_models_near(federation.server.state, expected, start.server.state)
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet9-slim"])
@@ -80,15 +80,15 @@ def test_feddure(colour, model, norm):
 @pytest.mark.parametrize("method", ["fedavg-matched", "feddure"])
 def test_compiled(colour, method):
     found = assert_agrees_with_cpu({"method": method, "rounds": 1}, colour, COMPILED)
-    assert found.program.network.compiled
+    assert found.server.program.network.compiled
 
 
 @pytest.mark.parametrize("base", [EAGER, COMPILED], ids=["eager", "compiled"])
 @pytest.mark.parametrize("method", ["fedavg-matched", "feddure"])
 def test_the_number_of_lanes_changes_nothing(colour, method, base):
     changes = {"method": method, "partition.clients": 6, "partition.labels_per_class": 2, "clients_per_round": 6}
-    states = [tiny.finished(on_gpu(changes | {"engine.lanes": lanes}, base), colour).state for lanes in (1, 4)]
-    start = tiny.federation(on_cpu(changes), colour).state
+    states = [tiny.finished(on_gpu(changes | {"engine.lanes": lanes}, base), colour).server.state for lanes in (1, 4)]
+    start = tiny.federation(on_cpu(changes), colour).server.state
     assert_models_near(*states, start)
 
 
@@ -96,10 +96,10 @@ def test_a_captured_step_equals_the_step(colour):
     changes = {"method": "feddure"}
     captured = tiny.finished(on_gpu(changes), colour)
     plain = tiny.federation(on_gpu(changes), colour)
-    start = {name: tensor.clone() for name, tensor in plain.state.items()}
-    plain.program.captures = False
-    run([plain], plain.engine)
-    assert_models_near(captured.state, plain.state, start)
+    start = {name: tensor.clone() for name, tensor in plain.server.state.items()}
+    plain.server.program.captures = False
+    run(plain)
+    assert_models_near(captured.server.state, plain.server.state, start)
 
 
 def test_a_refilled_lane_equals_a_fresh_one(colour):
@@ -116,8 +116,8 @@ def test_a_refilled_lane_equals_a_fresh_one(colour):
 def test_repeats_are_identical_where_that_is_asked_for(colour):
     experiment = on_gpu({"method": "feddure", "engine.deterministic": True, "rounds": 3})
     one, other = (tiny.finished(experiment, colour) for _ in range(2))
-    tiny.assert_equal(one.state, other.state)
-    assert one.test() == other.test()
+    tiny.assert_equal(one.server.state, other.server.state)
+    assert one.server.test() == other.server.test()
 
 
 def test_resume_is_identical_where_that_is_asked_for(colour, tmp_path):
@@ -125,17 +125,17 @@ def test_resume_is_identical_where_that_is_asked_for(colour, tmp_path):
     whole = tiny.federation(on_gpu(changes), colour)
     for _ in range(2):
         tasks = whole.tasks()
-        whole.absorb(tasks, whole.engine.run(tasks))
-    checkpoint.write(whole, tmp_path)
-    run([whole], whole.engine)
+        whole.finish_round(tasks, whole.engine.run(tasks))
+    checkpoint.write(whole.server, tmp_path)
+    run(whole)
     resumed = tiny.federation(on_gpu(changes), colour)
-    assert checkpoint.read(resumed, tmp_path)
-    assert resumed.state["theta"].device.type == "cuda"
-    run([resumed], resumed.engine)
-    tiny.assert_equal(resumed.state, whole.state)
+    assert checkpoint.read(resumed.server, tmp_path)
+    assert resumed.server.state["theta"].device.type == "cuda"
+    run(resumed)
+    tiny.assert_equal(resumed.server.state, whole.server.state)
 
 
-def test_federations_together_equal_each_alone(colour):
+def test_federations_on_one_engine_equal_each_alone(colour):
     wanted = [
         on_gpu({}),
         on_gpu({"seed": 5}),
@@ -145,18 +145,19 @@ def test_federations_together_equal_each_alone(colour):
     ]
     engine = Engine(wanted[0].engine)
     together = [tiny.federation(experiment, colour, engine) for experiment in wanted]
-    starts = [{name: tensor.clone() for name, tensor in federation.state.items()} for federation in together]
-    run(together, engine)
+    starts = [{name: tensor.clone() for name, tensor in federation.server.state.items()} for federation in together]
+    for federation in together:
+        run(federation)
     for federation, experiment, start in zip(together, wanted, starts, strict=True):
-        assert_models_near(federation.state, tiny.finished(experiment, colour).state, start)
+        assert_models_near(federation.server.state, tiny.finished(experiment, colour).server.state, start)
 
 
 def test_evaluation_equals_the_cpus(colour):
     changes = {"method": "fedavg-sl", "optimizer.learning_rate": 0.01, "optimizer.epsilon": 1e-8}
     federation = tiny.finished(on_gpu(changes), colour)
     other = tiny.federation(on_cpu(changes), colour)
-    other.state = {name: tensor.cpu().double() for name, tensor in federation.state.items()}
-    found, expected = federation.test()["test"], other.test()["test"]
+    other.server.state = {name: tensor.cpu().double() for name, tensor in federation.server.state.items()}
+    found, expected = federation.server.test()["test"], other.server.test()["test"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert abs(found["accuracy"] - expected["accuracy"]) <= 1 / 60
     assert found["accuracy"] > 0.4
@@ -166,8 +167,8 @@ def test_evaluation_equals_the_cpus(colour):
 def test_low_precision_learns(colour, precision):
     changes = {"method": "fedavg-sl", "optimizer.learning_rate": 0.01, "optimizer.epsilon": 1e-8, "rounds": 4}
     federation = tiny.finished(on_gpu(changes | {"engine.precision": precision}), colour)
-    assert federation.state["theta"].dtype == torch.float32
-    assert federation.test()["test"]["accuracy"] > 0.4
+    assert federation.server.state["theta"].dtype == torch.float32
+    assert federation.server.test()["test"]["accuracy"] > 0.4
 
 
 class Peeks(FedAvg):
@@ -187,19 +188,19 @@ class Silent(FedAvg):
 
 def test_a_step_that_cannot_be_captured_runs_all_the_same(colour):
     feddure.register_method("peeks", Peeks)
-    start = tiny.federation(on_cpu({}), colour).state
+    start = tiny.federation(on_cpu({}), colour).server.state
     with pytest.warns(FeddureWarning, match="cannot be captured"):
         found = tiny.finished(on_gpu({"method": "peeks"}), colour)
-    assert not found.program.captures
-    assert_models_near(found.state, tiny.finished(on_gpu({}), colour).state, start)
+    assert not found.server.program.captures
+    assert_models_near(found.server.state, tiny.finished(on_gpu({}), colour).server.state, start)
 
 
 def test_a_step_that_records_nothing(colour):
     feddure.register_method("silent-on-gpu", Silent)
-    start = tiny.federation(on_cpu({}), colour).state
+    start = tiny.federation(on_cpu({}), colour).server.state
     found = tiny.finished(on_gpu({"method": "silent-on-gpu"}), colour)
-    assert found.program.captures
-    assert_models_near(found.state, tiny.finished(on_gpu({}), colour).state, start)
+    assert found.server.program.captures
+    assert_models_near(found.server.state, tiny.finished(on_gpu({}), colour).server.state, start)
 
 
 def test_clients_without_labelled_or_without_unlabelled_images(colour):
@@ -210,17 +211,17 @@ def test_clients_without_labelled_or_without_unlabelled_images(colour):
     bare = type(owned)(
         (none, *owned.labelled[1:]), (owned.unlabelled[0], none, *owned.unlabelled[2:]), owned.parameters, owned.repairs
     )
-    start = tiny.federation(on_cpu(changes), colour, owned=bare).state
-    expected = tiny.finished(on_cpu(changes), colour, owned=bare).state
+    start = tiny.federation(on_cpu(changes), colour, owned=bare).server.state
+    expected = tiny.finished(on_cpu(changes), colour, owned=bare).server.state
     found = tiny.finished(on_gpu(changes), colour, owned=bare)
-    assert found.program.captures
-    assert_models_near(found.state, expected, start)
+    assert found.server.program.captures
+    assert_models_near(found.server.state, expected, start)
 
 
 def test_the_timeline_is_measured_on_the_device(colour):
     federation = tiny.federation(on_gpu({"method": "feddure"}), colour)
     federation.engine.lanes.timeline = []
-    run([federation], federation.engine)
+    run(federation)
     spans = federation.engine.lanes.timeline
     assert len(spans) == 8
     assert {span.lane for span in spans} == {0, 1, 2, 3}

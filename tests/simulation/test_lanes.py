@@ -59,11 +59,11 @@ def test_a_lane_that_was_stopped_in_the_middle_starts_clean(images):
 def test_memory_of_a_client_comes_back_to_it(images):
     changes = {"feddure.f_reg_memory": "client", "clients_per_round": 4, "method": "feddure"}
     remembering = tiny.finished(tiny.experiment(changes), images)
-    assert sorted(remembering.memories) == [0, 1, 2, 3]
-    assert not torch.equal(remembering.memories[0]["w"], remembering.memories[1]["w"])
+    assert sorted(remembering.server.memories) == [0, 1, 2, 3]
+    assert not torch.equal(remembering.server.memories[0]["w"], remembering.server.memories[1]["w"])
     forgetful = tiny.finished(tiny.experiment(changes | {"feddure.f_reg_memory": "none"}), images)
-    assert forgetful.memories == {}
-    assert not torch.equal(remembering.state["theta"], forgetful.state["theta"])
+    assert forgetful.server.memories == {}
+    assert not torch.equal(remembering.server.state["theta"], forgetful.server.state["theta"])
 
 
 class Notebook(Method):
@@ -99,8 +99,8 @@ def test_what_a_client_remembers_and_when(images):
     """In `client.state` before `start_round`, in place of what was sent under its name, as `upload` left it."""
     feddure.register_method("notebook", Notebook)
     federation = tiny.finished(tiny.experiment(method="notebook", clients_per_round=4), images)
-    assert federation.program.method.found == 4 * [(0.0, 7.0)] + 4 * [(11.0, 11.0)]
-    assert {memory["page"].item() for memory in federation.memories.values()} == {22.0}
+    assert federation.server.program.method.found == 4 * [(0.0, 7.0)] + 4 * [(11.0, 11.0)]
+    assert {memory["page"].item() for memory in federation.server.memories.values()} == {22.0}
 
 
 def test_the_timeline_tells_who_worked_when(images):
@@ -135,7 +135,7 @@ def test_engines_do_not_mix_up_data_sets():
     engine = Engine(tiny.experiment().engine)
     for seed in range(20):
         fresh = tiny.dataset(size=8 + 4 * seed)
-        assert len(engine.feed(fresh).labels) == 8 + 4 * seed
+        assert len(engine.images(fresh).labels) == 8 + 4 * seed
         del fresh
 
 

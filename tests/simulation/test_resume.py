@@ -11,6 +11,7 @@ import tiny
 from feddure.errors import RunError
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import checkpoint, runs
+from feddure.tracking import records
 from folders import LONG, contents, execute
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -92,7 +93,7 @@ def crash_in(patch, observer, number, after=False):
 @pytest.mark.parametrize("number", [1, 4, 5])
 @pytest.mark.parametrize("moment", ["before the record", "before the checkpoint", "after the checkpoint"])
 def test_a_crash_at_any_moment_of_a_round_costs_rounds_but_no_numbers(tmp_path, monkeypatch, whole, moment, number):
-    observer = runs._Recorder if moment == "before the record" else checkpoint.Checkpoints
+    observer = records.Recorder if moment == "before the record" else checkpoint.Checkpoints
     with monkeypatch.context() as patch:
         crash_in(patch, observer, number, after=moment == "after the checkpoint")
         with pytest.raises(Crash):
@@ -128,18 +129,32 @@ def test_signals_are_left_as_they_were(tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_the_command_to_resume_can_be_pasted_into_a_shell(tmp_path):
-    stopped = runs.Interrupted(tmp_path / "my runs", 3, signal.SIGTERM)
-    assert stopped.exit_code == 143
-    assert f"feddure run --out '{tmp_path}/my runs' --resume" in str(stopped)
+def test_the_command_to_resume_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
+    stop_after(monkeypatch, 3)
+    with pytest.raises(runs.Interrupted) as stopped:
+        execute(tmp_path / "my runs")
+    assert f"feddure run --out '{tmp_path}/my runs' --resume" in str(stopped.value)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    """Even one whose checkpoint an older version wrote."""
+    folder = execute(tmp_path).folder
+    (folder / checkpoint.FILE).write_bytes(b"of another time")
+    assert execute(folder, resume=True).finished
+    assert (folder / checkpoint.FILE).read_bytes() == b"of another time"
 
 
 # --- the checkpoint itself -----------------------------------------------------------------------------
 
 
+def unfinished(folder, **changes):
+    """A run whose end is still to be written."""
+    (execute(folder, **changes).folder / "model.safetensors").unlink()
+
+
 @pytest.mark.parametrize("damage", ["empty", "nonsense", "half", "length"])
 def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, whole, damage):
-    execute(tmp_path, **LONG)
+    unfinished(tmp_path, **LONG)
     path, good = tmp_path / checkpoint.FILE, whole[str(checkpoint.FILE)]
     broken = {
         "empty": b"",
@@ -158,7 +173,7 @@ def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path, whole, damage):
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
-    execute(tmp_path / "run")
+    unfinished(tmp_path / "run")
     execute(tmp_path / "other", seed=1, **{"partition.seed": 0})
     (tmp_path / "run" / checkpoint.FILE).write_bytes((tmp_path / "other" / checkpoint.FILE).read_bytes())
     with pytest.raises(RunError, match="belongs to another configuration"):
@@ -166,7 +181,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_partition_is_refused(tmp_path):
-    execute(tmp_path)
+    unfinished(tmp_path)
     tiny.partition(tiny.experiment({"partition.seed": 9}), folders.IMAGES).save(tmp_path / "partition.npz")
     with pytest.raises(RunError, match="another partition"):
         execute(tmp_path, resume=True)
@@ -183,12 +198,12 @@ class TwoNames(FedAvg):
 def test_the_server_may_hold_one_tensor_under_two_names(images, tmp_path):
     feddure.register_method("two-names", TwoNames)
     federation = tiny.federation(tiny.experiment(method="two-names"), images)
-    checkpoint.write(federation, tmp_path)
+    checkpoint.write(federation.server, tmp_path)
     other = tiny.federation(tiny.experiment(method="two-names"), images)
-    other.state = {name: torch.zeros_like(tensor) for name, tensor in other.state.items()}
-    assert checkpoint.read(other, tmp_path)
-    tiny.assert_equal(other.state, federation.state)
+    other.server.state = {name: torch.zeros_like(tensor) for name, tensor in other.server.state.items()}
+    assert checkpoint.read(other.server, tmp_path)
+    tiny.assert_equal(other.server.state, federation.server.state)
 
 
 def test_no_checkpoint_yet(images, tmp_path):
-    assert not checkpoint.read(tiny.federation(tiny.experiment(), images), tmp_path)
+    assert not checkpoint.read(tiny.federation(tiny.experiment(), images).server, tmp_path)

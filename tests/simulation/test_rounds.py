@@ -11,7 +11,7 @@ import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.fedavg import FedAvg
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 
 
 class Broken(FedAvg):
@@ -47,7 +47,7 @@ def broken(*clients, **changes):
 
 def played(federation):
     records = Records()
-    run([federation], federation.engine, [records])
+    run(federation, [records])
     return records.seen
 
 
@@ -62,16 +62,16 @@ def test_an_update_that_is_not_finite_is_left_out(images):
     tasks = healthy.tasks()
     results = healthy.engine.run(tasks)
     kept = [(task, result) for task, result in zip(tasks, results, strict=True) if task.client in (0, 3)]
-    healthy.absorb(*zip(*kept, strict=True))
-    tiny.assert_equal(federation.state, healthy.state)
+    healthy.finish_round(*zip(*kept, strict=True))
+    tiny.assert_equal(federation.server.state, healthy.server.state)
 
 
 def test_a_round_with_nobody_left_keeps_the_global_model(images):
     federation = tiny.federation(broken(0, 1, 2, 3, rounds=2), images)
-    before = {name: tensor.clone() for name, tensor in federation.state.items()}
+    before = {name: tensor.clone() for name, tensor in federation.server.state.items()}
     with pytest.warns(FeddureWarning):
         records = played(federation)
-    tiny.assert_equal(federation.state, before)
+    tiny.assert_equal(federation.server.state, before)
     assert [record["left_out"] for record in records] == [[0, 1, 2, 3]] * 2
     assert records[0]["train"] == {}
     assert 0 <= records[0]["test"]["accuracy"] <= 1
@@ -91,7 +91,11 @@ def test_memory_of_a_client_that_was_left_out_is_not_kept(images):
     federation = tiny.federation(broken(2, method="forgetful"), images)
     with pytest.warns(FeddureWarning):
         played(federation)
-    assert {client: memory["seen"].item() for client, memory in federation.memories.items()} == {0: 2, 1: 2, 3: 2}
+    assert {client: memory["seen"].item() for client, memory in federation.server.memories.items()} == {
+        0: 2,
+        1: 2,
+        3: 2,
+    }
 
 
 def site_dataset():
@@ -120,7 +124,7 @@ def test_clients_without_labelled_or_without_unlabelled_images(method, norm):
         assert sorted(record["clients"]) == learners
         assert record["left_out"] == []
         json.dumps(record, allow_nan=False)
-    assert torch.isfinite(federation.state["theta"]).all()
+    assert torch.isfinite(federation.server.state["theta"]).all()
 
 
 def test_a_round_whose_clients_have_nothing_to_learn_from_keeps_the_model():
@@ -141,12 +145,12 @@ def test_full_supervision_needs_every_label(method):
 
 def test_more_clients_per_round_than_sites_draws_all_of_them():
     federation = tiny.federation(tiny.experiment({**SITES, "clients_per_round": 40}), site_dataset())
-    assert sorted(federation.sample(1)) == [0, 1, 2]
+    assert sorted(federation.server.sample(1)) == [0, 1, 2]
 
 
 def test_clients_are_drawn_without_replacement_and_anew_each_round(images):
     federation = tiny.federation(tiny.experiment({"partition.clients": 8, "clients_per_round": 5, "seed": 3}), images)
-    drawn = [federation.sample(number) for number in range(1, 40)]
+    drawn = [federation.server.sample(number) for number in range(1, 40)]
     assert all(len(set(clients)) == 5 for clients in drawn)
     assert len({tuple(clients) for clients in drawn}) > 30
     assert {client for clients in drawn for client in clients} == set(range(8))
@@ -154,7 +158,7 @@ def test_clients_are_drawn_without_replacement_and_anew_each_round(images):
 
 def test_a_fifth_of_the_mean_clients_unlabelled_images_where_nobody_says(images):
     federation = tiny.federation(tiny.experiment(unlabelled_batch="auto"), images)
-    assert federation.unlabelled_batch == round((160 - 4 * 4 * 3) / 4 / 5)
+    assert federation.server.unlabelled_batch == round((160 - 4 * 4 * 3) / 4 / 5)
 
 
 def test_a_method_must_take_a_step(images):
@@ -181,4 +185,4 @@ def test_the_same_experiment_gives_the_same_records(images):
 def test_another_seed_gives_another_model(images):
     one, other = (tiny.finished(tiny.experiment({"seed": seed, "partition.seed": 0}), images) for seed in (0, 1))
     assert one.partition.sha256 == other.partition.sha256
-    assert not torch.equal(one.state["theta"], other.state["theta"])
+    assert not torch.equal(one.server.state["theta"], other.server.state["theta"])

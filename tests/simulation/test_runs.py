@@ -49,7 +49,7 @@ def refused(error, match, folder, **arguments):
 def test_a_run_leaves_everything_to_replay_it(tmp_path, whole):
     finished = execute(tmp_path / "deep" / "run", **LONG)
     folder = finished.folder
-    assert {entry.name for entry in folder.iterdir()} == FILES
+    assert visible(folder) == FILES
     assert [record["round"] for record in finished.metrics] == [1, 2, 3, 4, 5, 6]
     assert config.load(file=folder / "config.yaml") == tiny.experiment(LONG)
     assert Partition.load(folder / "partition.npz", folders.IMAGES).sha256 == finished.partition["sha256"]
@@ -65,7 +65,7 @@ def test_wall_clock_times_stay_out_of_the_metrics(tmp_path):
 
 def test_the_model_file_is_the_global_model(tmp_path):
     folder = execute(tmp_path / "run").folder
-    expected = tiny.finished(tiny.experiment(), folders.IMAGES).model_state()
+    expected = tiny.finished(tiny.experiment(), folders.IMAGES).server.model_state()
     tiny.assert_equal(load_file(folder / "model.safetensors"), expected)
     _, module = read_network(folder)
     assert not module.training
@@ -166,6 +166,7 @@ def test_resuming_with_another_configuration_is_refused(tmp_path):
 
 def test_resuming_with_other_images_is_refused(tmp_path):
     folder = execute(tmp_path / "run").folder
+    (folder / "model.safetensors").unlink()
     refused(DataError, "fingerprint", folder, resume=True, images=tiny.dataset(size=164))
 
 
@@ -206,7 +207,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path, monkeypatch, whole
         fill_the_disk(patch, victim)
         message = refused(RunError, "No space left on device", tmp_path, **LONG)
     assert str(tmp_path) in message
-    assert not list(tmp_path.rglob(".*"))
+    assert not list(tmp_path.rglob(".*.*"))
     with safe_open(tmp_path / "checkpoint" / "state.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["feddure"])["round"] == 2
     assert contents(execute(tmp_path, resume=True, **LONG).folder) == whole

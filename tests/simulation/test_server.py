@@ -14,15 +14,15 @@ from feddure.simulation import server
 def rounds_of(experiment, images):
     """The global parameters before the first round and after each, and the means of what clients sent."""
     federation = tiny.federation(experiment, images)
-    models, means = [federation.state["theta"]], []
+    models, means = [federation.server.state["theta"]], []
     for _ in range(experiment.rounds):
         tasks = federation.tasks()
         results = federation.engine.run(tasks)
         sizes = [owned_images(federation, task.client) for task in tasks]
         uploads = [result.upload["theta"] for result in results]
         means.append(sum(size * upload for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes))
-        federation.absorb(tasks, results)
-        models.append(federation.state["theta"])
+        federation.finish_round(tasks, results)
+        models.append(federation.server.state["theta"])
     return federation, models, means
 
 
@@ -72,20 +72,20 @@ def test_the_average_of_the_global_model(images):
     average = models[0]
     for model in models[1:]:
         average = 0.8 * average + 0.2 * model
-    close(federation.averaged[0], average)
-    found = federation.test()
+    close(federation.server.averaged[0], average)
+    found = federation.server.test()
     assert found["test_ema"]["loss"] != found["test"]["loss"]
 
 
 def test_no_average_is_kept_where_none_is_asked_for(images):
-    assert "test_ema" not in tiny.finished(tiny.experiment(), images).test()
+    assert "test_ema" not in tiny.finished(tiny.experiment(), images).server.test()
 
 
 def test_server_optimisers_leave_statistics_to_the_mean(images):
     plain = tiny.finished(tiny.experiment(rounds=1), images)
     other = tiny.finished(tiny.experiment({"rounds": 1, "server.optimizer": "adam"}), images)
-    assert torch.equal(other.state["statistics"], plain.state["statistics"])
-    assert not torch.equal(other.state["theta"], plain.state["theta"])
+    assert torch.equal(other.server.state["statistics"], plain.server.state["statistics"])
+    assert not torch.equal(other.server.state["theta"], plain.server.state["theta"])
 
 
 def test_a_mean_is_exact_for_equal_uploads():
@@ -119,7 +119,9 @@ def without_images(images):
 def test_a_server_without_any_image_makes_the_same_model(images, method):
     experiment = tiny.experiment({"method": method, "server.ema": 0.5, "fedmatch.helper_every": 1}, rounds=3)
     federation = tiny.federation(experiment, images)
-    alone = server.Server(experiment, without_images(images), federation.holdings, federation.engine, "identity")
+    alone = server.Server(
+        experiment, without_images(images), federation.server.image_counts, federation.engine, "identity"
+    )
     for _ in range(experiment.rounds):
         tasks = federation.tasks()
         results = federation.engine.run(tasks)
@@ -127,16 +129,16 @@ def test_a_server_without_any_image_makes_the_same_model(images, method):
         assert told == [(task.client, federation.round + 1, task.steps, 6) for task in tasks]
         sent = [alone.broadcast(assignment) for assignment in alone.assignments()]
         uploads = [result.upload for result in results]
-        federation.absorb(tasks, results)
-        alone.conclude(
+        federation.finish_round(tasks, results)
+        alone.finish_round(
             [
                 server.Answer(task.client, task.steps, received, upload)
                 for task, received, upload in zip(tasks, sent, uploads, strict=True)
             ]
         )
-    tiny.assert_equal(alone.state, federation.state)
-    assert all(torch.equal(a, b) for a, b in zip(alone.averaged, federation.averaged, strict=True))
-    tiny.assert_equal(alone.model_state(), federation.model_state())
+    tiny.assert_equal(alone.state, federation.server.state)
+    assert all(torch.equal(a, b) for a, b in zip(alone.averaged, federation.server.averaged, strict=True))
+    tiny.assert_equal(alone.model_state(), federation.server.model_state())
 
 
 def test_an_answer_with_a_problem_counts_for_nothing_but_what_was_sent(images):
@@ -149,9 +151,9 @@ def test_an_answer_with_a_problem_counts_for_nothing_but_what_was_sent(images):
         for task, result in zip(tasks, results, strict=True)
     ]
     lost = dataclasses.replace(whole[1], upload={}, problem="no answer in time")
-    record, problems = one.conclude([whole[0], lost, whole[2]])
-    other.conclude([whole[0], whole[2]])
-    tiny.assert_equal(one.state, other.state)
+    record, problems = one.server.finish_round([whole[0], lost, whole[2]])
+    other.server.finish_round([whole[0], whole[2]])
+    tiny.assert_equal(one.server.state, other.server.state)
     assert problems == {lost.client: "no answer in time"}
     assert record["left_out"] == [lost.client]
     assert record["clients"] == [task.client for task in tasks]
@@ -175,11 +177,11 @@ def test_finite_updates_that_make_the_model_infinite_are_left_out(images, guilty
     for place in range(guilty):
         huge = {name: torch.full_like(tensor, 1e308) for name, tensor in answers[place].upload.items()}
         answers[place] = dataclasses.replace(answers[place], upload=huge)
-    record, problems = one.conclude(answers)
-    other.conclude(answers[guilty:])
+    record, problems = one.server.finish_round(answers)
+    other.server.finish_round(answers[guilty:])
     left_out = sorted(answer.client for answer in answers[:guilty])
     assert problems == dict.fromkeys(left_out, "the update makes the model not finite")
     assert record["left_out"] == left_out
-    tiny.assert_equal(one.state, other.state)
-    tiny.assert_equal(one.moments, other.moments)
-    assert torch.isfinite(one.averaged[0]).all()
+    tiny.assert_equal(one.server.state, other.server.state)
+    tiny.assert_equal(one.server.moments, other.server.moments)
+    assert torch.isfinite(one.server.averaged[0]).all()

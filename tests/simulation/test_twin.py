@@ -4,7 +4,7 @@ import pytest
 
 import tiny
 from feddure.simulation.engine import Engine
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 from oracle.fedavg_twin import Twin
 
 METHODS = ("fedavg", "fedavg-matched", "fedavg-sl", "fedprox-sl")
@@ -17,11 +17,11 @@ def assert_rounds_agree(experiment, images, owned=None, tolerance=1e-10):
     twin = Twin(experiment, images, owned)
     for _ in range(experiment.rounds):
         tasks = federation.tasks()
-        record = federation.absorb(tasks, federation.engine.run(tasks))
+        record = federation.finish_round(tasks, federation.engine.run(tasks))
         twin.play()
         assert record["clients"] == twin.clients(twin.round)
         assert record["train"]["loss"] == pytest.approx(sum(twin.losses) / len(twin.losses), rel=1e-12)
-        tiny.assert_near(federation.model_state(), twin.state, tolerance)
+        tiny.assert_near(federation.server.model_state(), twin.state, tolerance)
     return federation
 
 
@@ -36,7 +36,7 @@ def test_the_number_of_lanes_changes_nothing(images, lanes):
     experiment = tiny.experiment({"method": "fedprox-sl", "engine.lanes": lanes, "clients_per_round": 4})
     federation = assert_rounds_agree(experiment, images)
     alone = tiny.finished(experiment.model_copy(update={"engine": tiny.experiment().engine}), images)
-    tiny.assert_equal(federation.state, alone.state)
+    tiny.assert_equal(federation.server.state, alone.server.state)
 
 
 @pytest.mark.parametrize("weight", ["total", "labelled", "uniform"])
@@ -56,7 +56,7 @@ def test_other_constants_of_adam(images):
 def test_cutout_of_labelled_images(images):
     plain = assert_rounds_agree(tiny.experiment(rounds=1), images)
     cut = assert_rounds_agree(tiny.experiment(rounds=1, labelled_cutout=True), images)
-    assert not plain.state["theta"].equal(cut.state["theta"])
+    assert not plain.server.state["theta"].equal(cut.server.state["theta"])
 
 
 def test_the_residual_network():
@@ -85,9 +85,10 @@ def test_federations_on_one_engine_equal_each_alone(images):
     ]
     engine = Engine(tiny.experiment({"engine.lanes": 3}).engine)
     together = [tiny.federation(experiment, data, engine) for experiment, data in wanted]
-    run(together, engine)
+    for federation in together:
+        run(federation)
     for federation, (experiment, data) in zip(together, wanted, strict=True):
         alone = tiny.finished(experiment, data)
         assert federation.round == alone.round == experiment.rounds
-        tiny.assert_equal(federation.state, alone.state)
-        assert federation.test() == alone.test()
+        tiny.assert_equal(federation.server.state, alone.server.state)
+        assert federation.server.test() == alone.server.test()

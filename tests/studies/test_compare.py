@@ -15,8 +15,7 @@ from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import checkpoint, runs
 from feddure.studies import compare_report, compare_tables
-from feddure.studies.compare import compare
-from feddure.studies.compare_plan import Plan, make_plan, read_plan, run_folder
+from feddure.studies.compare import Plan, compare, make_plan, read_plan, run_folder
 from feddure.studies.compare_tables import Pair, paired
 from feddure.tracking import records
 

@@ -66,13 +66,12 @@ def compare(
     from feddure import config, data
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
-    from feddure.studies import compare_plan
     from feddure.studies.grid import failures as grid_failures
 
     _expect_no_run_options(sets or [])
-    present = compare_plan.read_plan(out) if resume and out is not None else None
+    present = study.read_plan(out) if resume and out is not None else None
     if resume and preset is None and file is None:
-        file = compare_plan.config_to_resume(out)
+        file = study.config_to_resume(out)
     changes: dict[str, Any] = {
         "dataset": dataset,
         "partition.setting": setting,
@@ -83,7 +82,7 @@ def compare(
     experiment = config.load(preset, file, changes, sets or ())
     named = names("--methods", methods) if methods is not None else config.methods(preset) if preset is not None else []
     chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
-    plan = compare_plan.make_plan(named, chosen, against, present)
+    plan = study.make_plan(named, chosen, against, present)
     folder = (
         out if out is not None else _default_folder(preset or f"{experiment.dataset}-{experiment.partition.setting}")
     )
@@ -108,7 +107,8 @@ def compare(
 
 
 def _show(found: "Comparison", folder: Path, seconds: float) -> None:
-    from feddure.studies import compare_plan, compare_tables
+    from feddure.studies import compare as study
+    from feddure.studies import compare_tables
     from feddure.tracking.summary import duration
 
     plan, experiment = found.plan, found.runs[0].experiment
@@ -123,7 +123,7 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(f"\nreport  {found.report}")
-    for name, file in (("tables", compare_plan.TABLE_FILE), ("", compare_plan.PAIRED_FILE)):
+    for name, file in (("tables", study.TABLE_FILE), ("", study.PAIRED_FILE)):
         console.print(f"{name:6}  {folder / file}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:

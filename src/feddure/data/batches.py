@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import rng as draws
+from feddure import rng
 from feddure.data import augment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError
@@ -78,8 +78,8 @@ def _kind_for(method: str, needs: Needs) -> Any:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What one client wants for one round."""
+class BatchPlan:
+    """What one client trains on in one round."""
 
     client: int
     labelled: np.ndarray  # indices of its labelled images
@@ -98,16 +98,16 @@ class Order:
         return self.labelled, self.unlabelled if self.needs.unlabelled else none
 
 
-def cycle(pool: np.ndarray, length: int, *key: draws.Key) -> np.ndarray:
+def cycle(pool: np.ndarray, length: int, *key: rng.Key) -> np.ndarray:
     """`length` entries of a reshuffled cycle over `pool`."""
     if len(pool) == 0 or length == 0:
         return np.empty(0, dtype=np.int64)
     passes = -(-length // len(pool))
-    order = np.argsort(draws.bits(passes * len(pool), *key).reshape(passes, len(pool)), axis=1, kind="stable")
+    order = np.argsort(rng.bits(passes * len(pool), *key).reshape(passes, len(pool)), axis=1, kind="stable")
     return pool[order.reshape(-1)[:length]]
 
 
-class Feed:
+class DeviceImages:
     """A data set's images on the device, from which batches are made."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype):
@@ -131,27 +131,27 @@ class Feed:
         """These training images, normalised, without augmentation."""
         return augment.plain(self.images[self._upload(index)], self.normalise)
 
-    def batches(self, orders: list[Order], seed: int, round_number: int) -> list[Batch]:
+    def batches(self, plans: list[BatchPlan], seed: int, round_number: int) -> list[Batch]:
         """The batches of all these clients for a round, each with a leading dimension of steps."""
         weak, cut, strong, plain = (_Pile() for _ in range(4))
         parts = []
-        for order in orders:
-            key = (round_number, order.client)
-            pool, others = order.pools()
-            labelled = cycle(pool, order.steps * order.labelled_batch, seed, "labelled", *key)
-            unlabelled = cycle(others, order.steps * order.unlabelled_batch, seed, "unlabelled", *key)
-            words = augment.WEAK_BITS + (augment.CUTOUT_BITS if order.cutout else 0)
-            raw = draws.bits(len(labelled) * words, seed, "augment-labelled", *key)
-            spans = {"labelled": (cut if order.cutout else weak).add(labelled, raw)}
-            if order.needs.weak:
-                raw = draws.bits(len(unlabelled) * augment.WEAK_BITS, seed, "augment-weak", *key)
+        for plan in plans:
+            key = (round_number, plan.client)
+            pool, others = plan.pools()
+            labelled = cycle(pool, plan.steps * plan.labelled_batch, seed, "labelled", *key)
+            unlabelled = cycle(others, plan.steps * plan.unlabelled_batch, seed, "unlabelled", *key)
+            words = augment.WEAK_BITS + (augment.CUTOUT_BITS if plan.cutout else 0)
+            raw = rng.bits(len(labelled) * words, seed, "augment-labelled", *key)
+            spans = {"labelled": (cut if plan.cutout else weak).add(labelled, raw)}
+            if plan.needs.weak:
+                raw = rng.bits(len(unlabelled) * augment.WEAK_BITS, seed, "augment-weak", *key)
                 spans["weak"] = weak.add(unlabelled, raw)
-            if order.needs.strong:
-                raw = draws.bits(len(unlabelled) * augment.STRONG_BITS, seed, "augment-strong", *key)
+            if plan.needs.strong:
+                raw = rng.bits(len(unlabelled) * augment.STRONG_BITS, seed, "augment-strong", *key)
                 spans["strong"] = strong.add(unlabelled, raw)
-            if order.needs.plain:
+            if plan.needs.plain:
                 spans["plain"] = plain.add(unlabelled, None)
-            parts.append((order, labelled, unlabelled, spans))
+            parts.append((plan, labelled, unlabelled, spans))
         pixels = {
             "weak": weak.make(self, augment.weak_decisions, augment.weak),
             "cut": cut.make(self, partial(augment.weak_decisions, cutout=True), augment.weak),
@@ -163,7 +163,7 @@ class Feed:
 
     def _assemble(
         self,
-        order: Order,
+        plan: BatchPlan,
         labelled: np.ndarray,
         unlabelled: np.ndarray,
         spans: dict[str, slice],
@@ -174,17 +174,17 @@ class Feed:
         def view(kind: str, source: str) -> Tensor:
             made = pixels[source]
             part = made[spans[kind]] if kind in spans else made[:0]
-            rows = len(part) // order.steps
+            rows = len(part) // plan.steps
             # [steps, batch, channels, height, width]; each step's images stay channels-last in memory.
-            return part.permute(0, 2, 3, 1).unflatten(0, (order.steps, rows)).permute(0, 1, 4, 2, 3)
+            return part.permute(0, 2, 3, 1).unflatten(0, (plan.steps, rows)).permute(0, 1, 4, 2, 3)
 
         return Batch(
-            labelled=view("labelled", "cut" if order.cutout else "weak"),
-            labels=labels.view(order.steps, -1),
+            labelled=view("labelled", "cut" if plan.cutout else "weak"),
+            labels=labels.view(plan.steps, -1),
             plain=view("plain", "plain"),
             weak=view("weak", "weak"),
             strong=view("strong", "strong"),
-            truth=truth.view(order.steps, -1),
+            truth=truth.view(plan.steps, -1),
         )
 
     def _classes(self, indices: list[np.ndarray]) -> list[Tensor]:
@@ -220,12 +220,12 @@ class _Pile:
 
     def make(
         self,
-        feed: Feed,
+        source: DeviceImages,
         decide: Callable[[np.ndarray, int], np.ndarray],
         apply: Callable[[Tensor, np.ndarray, augment.Normalise], Tensor],
     ) -> Tensor:
         index = self.index()
         if not len(index):
-            return feed.plain(index)
-        decisions = decide(np.concatenate(self._raw).reshape(len(index), -1), feed.side)
-        return apply(feed.images[feed._upload(index)], decisions, feed.normalise)
+            return source.plain(index)
+        decisions = decide(np.concatenate(self._raw).reshape(len(index), -1), source.side)
+        return apply(source.images[source._upload(index)], decisions, source.normalise)

@@ -15,26 +15,27 @@ from safetensors.torch import save
 from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.files import make_durable, write_whole
-from feddure.simulation.rounds import Federation, Observer
+from feddure.simulation.federation import Federation
 from feddure.simulation.server import Server
 from feddure.tracking import records
+from feddure.tracking.observer import Observer
 
 FILE = Path("checkpoint") / "state.safetensors"
 
 
-def write(federation: Server, folder: Path) -> None:
-    """Replace the folder's checkpoint by this federation's state."""
-    tensors = {f"server.{name}": tensor for name, tensor in federation.state.items()}
-    tensors |= {f"moments.{name}": tensor for name, tensor in federation.moments.items()}
-    if federation.experiment.server.ema is not None:
-        tensors |= {f"averaged.{i}": tensor for i, tensor in enumerate(federation.averaged)}
-    for client, memory in federation.memories.items():
+def write(server: Server, folder: Path) -> None:
+    """Replace the folder's checkpoint by this server's state."""
+    tensors = {f"server.{name}": tensor for name, tensor in server.state.items()}
+    tensors |= {f"moments.{name}": tensor for name, tensor in server.moments.items()}
+    if server.experiment.server.ema is not None:
+        tensors |= {f"averaged.{i}": tensor for i, tensor in enumerate(server.averaged)}
+    for client, memory in server.memories.items():
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
     header = {
-        "round": federation.round,
-        "experiment": federation.experiment.fingerprint(),
-        "own_code": federation.experiment.own_code(),
-        "partition": federation.data_identity,
+        "round": server.round,
+        "experiment": server.experiment.fingerprint(),
+        "own_code": server.experiment.own_code(),
+        "partition": server.data_identity,
     }
     content = save({name: _plain(tensor) for name, tensor in tensors.items()}, pack_header(header))
     path = folder / FILE
@@ -47,53 +48,49 @@ def write(federation: Server, folder: Path) -> None:
     write_whole(path, content, RunError, durable=True)
 
 
-def read(federation: Server, folder: Path) -> bool:
-    """Bring a federation to the folder's checkpoint; False where there is none yet."""
+def read(server: Server, folder: Path) -> bool:
+    """Bring a server to the folder's checkpoint; False where there is none yet."""
     path = folder / FILE
     if not path.exists():
         return False
-    device = federation.program.network.device
+    device = server.program.network.device
     try:
         with safe_open(path, framework="pt") as file:
             header = read_header(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
-    if header.get("experiment") != federation.experiment.fingerprint():
+    if header.get("experiment") != server.experiment.fingerprint():
         raise RunError(
             f"{path}: the checkpoint belongs to another configuration; resume with its own, or use another folder"
         )
-    if header.get("partition") != federation.data_identity:
+    if header.get("partition") != server.data_identity:
         raise RunError(f"{path}: the checkpoint belongs to another partition of the data")
-    federation.round = header["round"]
+    server.round = header["round"]
     groups: dict[str, dict[str, torch.Tensor]] = {"server": {}, "moments": {}, "averaged": {}, "memory": {}}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
         groups[group][rest] = tensor.to(device)
-    federation.state = groups["server"]
-    federation.moments = groups["moments"]
+    server.state = groups["server"]
+    server.moments = groups["moments"]
     if groups["averaged"]:
-        federation.averaged = [groups["averaged"][str(i)] for i in range(len(groups["averaged"]))]
-    federation.memories = {}
+        server.averaged = [groups["averaged"][str(i)] for i in range(len(groups["averaged"]))]
+    server.memories = {}
     for name, tensor in groups["memory"].items():
         client, _, rest = name.partition(".")
-        federation.memories.setdefault(int(client), {})[rest] = tensor
+        server.memories.setdefault(int(client), {})[rest] = tensor
     return True
 
 
 class Checkpoints(Observer):
     """Writes a checkpoint every few rounds and after the last one."""
 
-    def __init__(self, federation: Federation, folder: Path):
-        self._federation = federation
+    def __init__(self, folder: Path):
         self._folder = folder
 
     def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
-        experiment = federation.experiment
-        if federation is self._federation and (
-            federation.round % experiment.checkpoint_every == 0 or federation.round == experiment.rounds
-        ):
-            write(federation, self._folder)
+        if federation.round % federation.experiment.checkpoint_every == 0 or federation.finished:
+            write(federation.server, self._folder)
 
 
 def is_of_other_code(experiment: Experiment, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The engine: device, arithmetic, lanes, and what federations share."""
+"""The engine: device, arithmetic, lanes, and what one run after the other shares."""
 
 import json
 import warnings
@@ -10,7 +10,7 @@ import torch
 from feddure import methods
 from feddure.config import Engine as Options
 from feddure.config import Experiment
-from feddure.data.batches import Feed
+from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn.network import Network
@@ -34,7 +34,7 @@ class Engine:
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
-        self._feeds: dict[int, tuple[Dataset, Feed]] = {}  # the data set too, or its id could go to another
+        self._images: dict[int, tuple[Dataset, DeviceImages]] = {}  # the data set too, or its id could go to another
         self._networks: dict[str, Network] = {}
         self._programs: dict[str, Program] = {}
         if cuda:
@@ -44,12 +44,12 @@ class Engine:
             torch.backends.cudnn.benchmark = not options.deterministic
             torch.backends.cudnn.deterministic = options.deterministic
 
-    def feed(self, dataset: Dataset) -> Feed:
+    def images(self, dataset: Dataset) -> DeviceImages:
         """The data set on the device."""
-        if id(dataset) not in self._feeds:
+        if id(dataset) not in self._images:
             dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
-            self._feeds[id(dataset)] = dataset, Feed(dataset, self.device, dtype)
-        return self._feeds[id(dataset)][1]
+            self._images[id(dataset)] = dataset, DeviceImages(dataset, self.device, dtype)
+        return self._images[id(dataset)][1]
 
     def program(self, experiment: Experiment, dataset: Dataset) -> Program:
         """The program of this experiment, shared with all that can share it."""
@@ -70,7 +70,7 @@ class Engine:
     def release(self) -> None:
         """Give the memory of all programs and data sets back; what was compiled stays."""
         self._programs.clear()
-        self._feeds.clear()
+        self._images.clear()
         self.lanes.release()
 
     def _in_memory(self, work: Callable[[], Found]) -> Found:

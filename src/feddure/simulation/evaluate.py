@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
-from feddure.data.batches import Feed
+from feddure.data.batches import DeviceImages
 from feddure.nn.network import Network
 
 
-def evaluate(network: Network, theta: Tensor, statistics: Tensor, feed: Feed, classes: int) -> dict:
+def evaluate(network: Network, theta: Tensor, statistics: Tensor, images: DeviceImages, classes: int) -> dict:
     """Accuracy, loss, accuracy per class and confusion counts (row: true class, column: predicted)."""
-    size = 2500 if feed.device.type == "cuda" else 500
-    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=feed.device)
-    loss = torch.zeros((), dtype=torch.float64, device=feed.device)
+    size = 2500 if images.device.type == "cuda" else 500
+    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=images.device)
+    loss = torch.zeros((), dtype=torch.float64, device=images.device)
     run = network.evaluator(theta, statistics)
-    for images, labels in feed.test_batches(size):
-        logits = run(images)
+    for pixels, labels in images.test_batches(size):
+        logits = run(pixels)
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").double()
         confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
     counts = confusion.view(classes, classes).cpu()

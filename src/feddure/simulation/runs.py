@@ -1,19 +1,20 @@
 """A run: one experiment in a folder of its own, from the first round to the report, or from where it stopped.
 
-Several runs can share an engine: `prepare` makes their federations, `complete` trains them side by side.
+While a process works on a folder it holds the folder's lock, so that no second one trains there.
 """
 
 import json
+import os
 import shlex
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from feddure import config, environment
@@ -21,76 +22,74 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.errors import FeddureWarning, RunError
 from feddure.files import write_whole
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
-from feddure.simulation.lanes import Result, Stopped, Task
-from feddure.simulation.rounds import Federation, Observer, run
+from feddure.simulation.federation import Federation, run
+from feddure.simulation.lanes import Stopped
 from feddure.simulation.server import Server
-from feddure.tracking import records
+from feddure.tracking import records, summary
 from feddure.tracking.console import console_observer
+from feddure.tracking.observer import Observer
 from feddure.tracking.tensorboard import TensorBoard
 
 PARTITION_FILE, MODEL_FILE, REPORT_FILE = "partition.npz", "model.safetensors", "report.html"
+LOCK_FILE = ".lock"
 
 
 class Interrupted(RunError):
     """A signal ended the work early; it can be resumed."""
 
-    def __init__(self, folder: Path, round_number: int, number: int, command: str = "run"):
-        go_on = _resume_command(folder, command)
-        super().__init__(f"stopped after round {round_number}; the state is in {folder}\ngo on with: {go_on}")
+    def __init__(self, folder: Path, round_number: int, number: int, resume_command: str):
+        super().__init__(f"stopped after round {round_number}; the state is in {folder}\ngo on with: {resume_command}")
         self.exit_code = 128 + number
 
 
 def execute(
-    experiment: Experiment, dataset: Dataset, folder: Path, resume: bool = False, progress: bool = True
+    experiment: Experiment,
+    dataset: Dataset,
+    folder: Path,
+    resume: bool = False,
+    progress: bool = True,
+    observers: Sequence[Observer] = (),
+    engine: Engine | None = None,
+    resume_command: str = "",
 ) -> records.Run:
-    """Run an experiment into `folder`; with `resume`, from the folder's last checkpoint."""
-    return complete(prepare([experiment], dataset, [folder], resume), folder, progress=progress)[0]
+    """Run an experiment into `folder`; with `resume`, from the folder's last checkpoint.
+
+    Runs one after the other can share an engine, and with it what was compiled.
+    """
+    resume_command = resume_command or f"feddure run --out {shlex.quote(str(folder))} --resume"
+    expect_unlocked(folder)
+    check_folder(experiment, folder, resume)
+    if is_finished(folder):
+        return records.read_run(folder)
+    # What cannot be run leaves nothing behind: the federation comes before anything is written.
+    engine = engine or Engine(experiment.engine)
+    federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine)
+    with lock(folder):
+        if not resume:
+            check_folder(experiment, folder, resume)  # another process may have been here meanwhile
+        checkpoint.read(federation.server, folder)
+        _write_start(federation, folder)
+        on_disk = _OnDisk(folder, federation, resume_command)
+        _train(federation, folder, [on_disk, *observers, *([console_observer()] if progress else [])], resume_command)
+        write_whole(folder / MODEL_FILE, pack_model(federation.server), RunError)
+        write_report([folder], folder / REPORT_FILE)
+    return records.read_run(folder)
 
 
-def prepare(
-    experiments: Sequence[Experiment], dataset: Dataset, folders: Sequence[Path], resume: bool = False
-) -> "list[Member]":
-    """Federations that share an engine, each as its folder's last checkpoint left it; nothing is written yet."""
-    for experiment, folder in zip(experiments, folders, strict=True):
-        check_folder(experiment, folder, resume)
-        if experiment.engine != experiments[0].engine:
-            raise ConfigError("runs that share an engine were given with different engine options: give all the same")
-    engine = _SharedEngine(experiments[0].engine)
-    for experiment, folder in zip(experiments, folders, strict=True):
-        member = Member(experiment, dataset, _partition(experiment, dataset, folder), engine, folder)
-        checkpoint.read(member, folder)
-        engine.members.append(member)
-    return engine.members
-
-
-def complete(members: "Sequence[Member]", home: Path, command: str = "run", progress: bool = True) -> list[records.Run]:
-    """Train members to their last rounds, and write models and reports; `feddure COMMAND --out HOME` can resume."""
-    for member in members:
-        _open_folder(member)  # the first thing written: what cannot be run leaves nothing behind
-    observers: list[Observer] = [_OnDisk(member, _resume_command(home, command)) for member in members]
-    if progress:
-        observers.append(console_observer(members))  # type: ignore[arg-type]
-    engine = members[0].engine
+def _train(federation: Federation, folder: Path, observers: Sequence[Observer], resume_command: str) -> None:
     with stopping() as stop, ExitStack() as closing:
         for observer in observers:
             closing.callback(observer.close)
-        engine.lanes.stop = stop
         try:
-            run(members, engine, observers)
+            run(federation, observers, stop)
         except Stopped:
-            for member in members:
-                checkpoint.write(member, member.folder)
-            reached = min(member.round for member in members if not member.done)
-            raise Interrupted(home, reached, stop.signal, command) from None
-    for member in members:
-        write_whole(member.folder / MODEL_FILE, pack_model(member), RunError)
-        write_report([member.folder], member.folder / REPORT_FILE)
-    return [records.read_run(member.folder) for member in members]
+            checkpoint.write(federation.server, folder)
+            raise Interrupted(folder, federation.round, stop.signal, resume_command) from None
 
 
 def is_finished(folder: Path) -> bool:
@@ -131,111 +130,22 @@ def summarise_partition(partition: Partition, dataset: Dataset) -> dict[str, Any
     }
 
 
-class Member(Federation):
-    """A run's federation with its folder, and the time of its own work while it shares an engine with others."""
-
-    def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine, folder: Path):
-        super().__init__(experiment, dataset, partition, engine)
-        self.folder = folder
-        self.issued: list[Task] = []
-        self.seconds = 0.0  # of its round under way
-        self.shared_by = 1  # members whose training the seconds include, as lanes work for all of them at once
-
-    @property
-    def done(self) -> bool:
-        return self.round >= self.experiment.rounds
-
-    def tasks(self) -> list[Task]:
-        self.seconds = 0.0
-        with self.clocked():
-            self.issued = super().tasks()
-        return self.issued
-
-    def absorb(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
-        with self.clocked():
-            return super().absorb(tasks, results)
-
-    def test(self) -> dict:
-        with self.clocked():
-            return super().test()
-
-    @contextmanager
-    def clocked(self) -> Iterator[None]:
-        """Count the time of what is done here as this member's."""
-        began = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - began
-
-
-class _SharedEngine(Engine):
-    """An engine that tells members how long their tasks took.
-
-    A single lane does one thing at a time, so there each member's own time is measured. Several lanes work for all
-    members at once: there the time is that of all their tasks.
-    """
-
-    def __init__(self, options: config.Engine):
-        super().__init__(options)
-        self.members: list[Member] = []
-
-    def run(self, tasks: list[Task]) -> list[Result]:
-        active = [member for member in self.members if not member.done]
-        apart = [[member] for member in active] if self.lanes.limit == 1 else [active]
-        results: list[Result] = []
-        for group in apart:
-            began = time.perf_counter()
-            results += super().run([task for member in group for task in member.issued])
-            for member in group:
-                member.seconds += time.perf_counter() - began
-                member.shared_by = len(group)
-        return results
-
-
-class _Recorder(Observer):
-    """metrics.jsonl and timing.jsonl."""
-
-    def __init__(self, member: Member):
-        self._member = member
-        self._metrics = records.Writer(member.folder / records.METRICS)
-        self._timing = records.Writer(member.folder / records.TIMING)
-        for writer in (self._metrics, self._timing):
-            writer.keep(member.round)
-
-    def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
-        self._metrics.write(record)
-        self._timing.write(
-            {
-                "round": record["round"],
-                "seconds": seconds,
-                "clients": len(record["clients"]),
-                "steps": sum(record["steps"]),
-                "shared_by": self._member.shared_by,
-            }
-        )
-
-    def close(self) -> None:
-        self._metrics.close()
-        self._timing.close()
-
-
 class _OnDisk(Observer):
-    """What writes a member's files; a full disk ends the run with a message, and the last checkpoint stays."""
+    """What writes a run's files; a full disk ends the run with a message, and the last checkpoint stays."""
 
-    def __init__(self, member: Member, go_on: str):
-        self._member = member
-        self._go_on = go_on
+    def __init__(self, folder: Path, federation: Federation, resume_command: str):
+        self._folder = folder
+        self._resume_command = resume_command
         self._observers: list[Observer] = [
-            _Recorder(member),
-            TensorBoard(member.folder, member, member.dataset.classes),  # type: ignore[list-item]
-            checkpoint.Checkpoints(member, member.folder),
+            records.Recorder(folder, federation.round),
+            TensorBoard(folder, federation.dataset.classes),
+            checkpoint.Checkpoints(folder),
         ]
 
     def round_done(self, federation: Federation, record: dict, seconds: float) -> None:
-        if federation is not self._member:
-            return
         with self._explained():
             for observer in self._observers:
-                observer.round_done(federation, record, self._member.seconds)
+                observer.round_done(federation, record, seconds)
 
     def close(self) -> None:
         with self._explained(), ExitStack() as closing:
@@ -248,8 +158,8 @@ class _OnDisk(Observer):
             yield
         except OSError as problem:
             raise RunError(
-                f"{self._member.folder}: cannot be written ({problem.strerror}); the last checkpoint is whole, "
-                f"go on from it with: {self._go_on}"
+                f"{self._folder}: cannot be written ({problem.strerror}); the last checkpoint is whole, "
+                f"go on from it with: {self._resume_command}"
             ) from None
 
 
@@ -282,6 +192,41 @@ def stopping() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """While this holds no other process works on the folder; the lock ends with the process, however that ends."""
+    path = folder / LOCK_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path)
+        held.acquire(blocking=False)
+    except Timeout:
+        raise RunError(
+            f"{folder}: {_owner(path)} is working on it; wait for its end, or choose another --out"
+        ) from None
+    except OSError as problem:
+        raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
+    try:
+        with suppress(OSError):  # Windows lets nobody write to a locked file
+            path.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        held.release()
+
+
+def _owner(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return f"process {int(path.read_text())}"
+    return "another process"
+
+
+def expect_unlocked(folder: Path) -> None:
+    """Refuse a folder that another process works on."""
+    if (folder / LOCK_FILE).exists():
+        with lock(folder):
+            pass
+
+
 def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     """Refuse a folder that this run must not write to."""
     present = read_config(folder)
@@ -293,7 +238,7 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     elif not resume:
         raise RunError(f"{folder}: a run is there already; choose another --out, or add --resume to go on with it")
     elif present.fingerprint() != experiment.fingerprint():
-        different = ", ".join(_differences(present.model_dump(), experiment.model_dump()))
+        different = _differences(present, experiment)
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
     elif _is_of_other_code(experiment, folder):
         warnings.warn(
@@ -304,22 +249,16 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
         )
 
 
-def _open_folder(member: Member) -> None:
+def _write_start(federation: Federation, folder: Path) -> None:
     """Write what a run starts with; what an earlier start wrote stays."""
-    folder = member.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
     if not (folder / records.CONFIG).exists():
-        write_whole(folder / records.CONFIG, member.experiment.to_yaml().encode(), RunError)
+        write_whole(folder / records.CONFIG, federation.experiment.to_yaml().encode(), RunError)
     if not (folder / PARTITION_FILE).exists():
-        member.partition.save(folder / PARTITION_FILE)
+        federation.partition.save(folder / PARTITION_FILE)
     if not (folder / records.PARTITION).exists():
-        _write_json(folder / records.PARTITION, summarise_partition(member.partition, member.dataset))
-    device = str(member.engine.device)
-    own = member.experiment.own_code()
-    about = environment.describe() | {"device": device} | ({"own_code": own} if own else {})
+        _write_json(folder / records.PARTITION, summarise_partition(federation.partition, federation.dataset))
+    own = federation.experiment.own_code()
+    about = environment.describe() | {"device": str(federation.engine.device)} | ({"own_code": own} if own else {})
     _write_json(folder / records.ENVIRONMENT, about)
 
 
@@ -336,15 +275,10 @@ def _visible(folder: Path) -> Iterator[Path]:
     return (entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted(one.keys() | other.keys()):
-        a, b = one.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key}: {a} there, {b} given")
-    return found
+def _differences(present: Experiment, given: Experiment) -> str:
+    one, other = summary.flat(present), summary.flat(given)
+    keys = [key for key in one | other if one.get(key) != other.get(key)]
+    return ", ".join(f"{key}: {one.get(key)} there, {other.get(key)} given" for key in keys)
 
 
 def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partition:
@@ -354,21 +288,17 @@ def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partit
     return partitions.make(dataset, experiment.partition, experiment.partition_seed)
 
 
-def _resume_command(folder: Path, command: str) -> str:
-    return f"feddure {command} --out {shlex.quote(str(folder))} --resume"
-
-
-def pack_model(federation: Server) -> bytes:
+def pack_model(server: Server) -> bytes:
     """The global model as a file: tensors by name, and in the header what they belong to."""
     header = {
-        "experiment": federation.experiment.model_dump(),
-        "classes": federation.dataset.classes,
-        "mean": federation.dataset.mean,
-        "std": federation.dataset.std,
-        "shape": federation.dataset.shape,
-        "norm": federation.method.norm,
+        "experiment": server.experiment.model_dump(),
+        "classes": server.dataset.classes,
+        "mean": server.dataset.mean,
+        "std": server.dataset.std,
+        "shape": server.dataset.shape,
+        "norm": server.method.norm,
     }
-    tensors = {name: tensor.cpu() for name, tensor in federation.model_state().items()}
+    tensors = {name: tensor.cpu() for name, tensor in server.model_state().items()}
     return save(tensors, checkpoint.pack_header(header))
 
 

@@ -1,22 +1,21 @@
 """What a server knows and does: it draws clients, says what each is to do, and makes the next model of their answers.
 
-The simulator's federation and the Flower app share this class, so that the mathematics exists once. A server knows
+The simulator's federation and the Flower app both have one, so that the mathematics exists once. A server knows
 how many images a client has, never the images. Its optimisers are those of Reddi et al. (2021); the averaged global
 model is Polyak's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import methods
-from feddure import rng as draws
+from feddure import methods, rng
 from feddure.config import Experiment
 from feddure.config import Server as Options
-from feddure.data.batches import Order
+from feddure.data.batches import BatchPlan
 from feddure.data.dataset import Dataset
 from feddure.data.geometry import PADDING
 from feddure.errors import ConfigError, DataError
@@ -28,7 +27,7 @@ from feddure.simulation.program import new_module
 
 
 @dataclass(frozen=True)
-class Holding:
+class ImageCounts:
     """How many images a client has."""
 
     labelled: int
@@ -65,17 +64,25 @@ class Server:
     """One experiment between rounds, as its server sees it.
 
     `dataset` says how images look and what classes there are, and holds the test images, if any; its training images,
-    if any, are not looked at. `data_identity` is a hash of what the clients train on or under.
+    if any, are not looked at. `data_identity` is a hash of what the clients train on or under. `statistics_of` gives a
+    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported.
     """
 
     def __init__(
-        self, experiment: Experiment, dataset: Dataset, holdings: Sequence[Holding], engine: Engine, data_identity: str
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        image_counts: Sequence[ImageCounts],
+        engine: Engine,
+        data_identity: str,
+        statistics_of: Callable[[Tensor, Tensor], Tensor] | None = None,
     ):
         self.experiment = experiment
         self.dataset = dataset
-        self.holdings = list(holdings)
+        self.image_counts = list(image_counts)
         self.engine = engine
         self.data_identity = data_identity
+        self._statistics_of = statistics_of
         _expect_squares(dataset)
         self.program = engine.program(experiment, dataset)
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
@@ -87,19 +94,19 @@ class Server:
         self.moments: dict[str, Tensor] = {}
         self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
         self.memories: dict[int, dict[str, Tensor]] = {}
-        self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.holdings)
+        self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.image_counts)
 
     @property
     def clients(self) -> int:
         """Number of clients."""
-        return len(self.holdings)
+        return len(self.image_counts)
 
     # --- one round -----------------------------------------------------------------------------------
     def sample(self, round_number: int) -> list[int]:
         """The clients of a round, in drawing order; clients without any image are never drawn."""
-        able = [client for client, holding in enumerate(self.holdings) if holding.total]
+        able = [client for client, counts in enumerate(self.image_counts) if counts.total]
         size = min(self.experiment.clients_per_round, len(able))
-        return [able[i] for i in draws.sample(len(able), size, self.experiment.seed, "sample", round_number)]
+        return [able[i] for i in rng.sample(len(able), size, self.experiment.seed, "sample", round_number)]
 
     def assignments(self) -> list[Assignment]:
         """The next round's work, in drawing order.
@@ -117,7 +124,7 @@ class Server:
         """What the server sends to a client at the start of its round."""
         return self.method.broadcast(self.state, assignment.client, assignment.round)
 
-    def conclude(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
+    def finish_round(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
         self.round += 1
         problems = {answer.client: problem for answer in answers if (problem := answer.problem or _problem(answer))}
@@ -158,28 +165,27 @@ class Server:
 
     def model_state(self) -> dict[str, Tensor]:
         """The global model's state by name."""
-        return self.program.network.state_dict(*self.as_evaluated(*self.method.global_model(self.state)))
-
-    def as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """A model as it is evaluated and exported."""
-        return theta, statistics
+        return self.program.network.state_dict(*self._as_evaluated(*self.method.global_model(self.state)))
 
     # --- details -------------------------------------------------------------------------------------
+    def _as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+        return theta, self._statistics_of(theta, statistics) if self._statistics_of else statistics
+
     def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict:
-        network, feed = self.program.network, self.engine.feed(self.dataset)
-        model = self.as_evaluated(theta, statistics)
-        return self.program.attempt(lambda: evaluate(network, *model, feed, len(self.dataset.classes)))
+        network, images = self.program.network, self.engine.images(self.dataset)
+        model = self._as_evaluated(theta, statistics)
+        return self.program.attempt(lambda: evaluate(network, *model, images, len(self.dataset.classes)))
 
     def _steps(self, client: int) -> int:
-        holding = self.holdings[client]
-        steps = self.method.steps(holding.labelled, holding.unlabelled, self.unlabelled_batch)
+        counts = self.image_counts[client]
+        steps = self.method.steps(counts.labelled, counts.unlabelled, self.unlabelled_batch)
         if steps < 1:
             raise ConfigError(f"method '{self.experiment.method}': {steps} local steps, expected 1 or more")
         return steps
 
     def _can_learn(self, client: int) -> bool:
-        holding, needs = self.holdings[client], self.method.needs
-        return bool(holding.total if needs.every_label or needs.unlabelled else holding.labelled)
+        counts, needs = self.image_counts[client], self.method.needs
+        return bool(counts.total if needs.every_label or needs.unlabelled else counts.labelled)
 
     def _aggregate(self, used: Sequence[Answer]) -> tuple[State, State] | None:
         """The next state and moments from these answers; None where they would not be finite."""
@@ -206,19 +212,19 @@ class Server:
         return found
 
     def _weight(self, client: int) -> float:
-        holding = self.holdings[client]
+        counts = self.image_counts[client]
         if self.experiment.server.weight == "uniform":
             return 1.0
         if self.experiment.server.weight == "labelled":
-            return float(max(holding.labelled, 1))
-        return float(holding.total)
+            return float(max(counts.labelled, 1))
+        return float(counts.total)
 
 
-def make_order(
+def plan_batches(
     experiment: Experiment, method: Method, assignment: Assignment, labelled: np.ndarray, unlabelled: np.ndarray
-) -> Order:
+) -> BatchPlan:
     """What a client with these images trains on in a round."""
-    return Order(
+    return BatchPlan(
         client=assignment.client,
         labelled=labelled,
         unlabelled=unlabelled,
@@ -230,12 +236,12 @@ def make_order(
     )
 
 
-def resolve_unlabelled_batch(experiment: Experiment, holdings: Sequence[Holding]) -> int:
+def resolve_unlabelled_batch(experiment: Experiment, image_counts: Sequence[ImageCounts]) -> int:
     """Unlabelled images in a step; where nobody says, a fifth of the mean client's."""
     wanted = experiment.unlabelled_batch
     if wanted != "auto":
         return wanted
-    return max(1, round(sum(holding.unlabelled for holding in holdings) / len(holdings) / 5))
+    return max(1, round(sum(counts.unlabelled for counts in image_counts) / len(image_counts) / 5))
 
 
 def optimise(options: Options, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

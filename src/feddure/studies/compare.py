@@ -1,15 +1,18 @@
-"""Methods side by side: the same partitions, the same sampled clients, the same seeds, the same lanes.
+"""Methods side by side: the same partitions, the same sampled clients, the same seeds, one run after the other.
 
 A comparison is a folder with one ordinary run for each method and seed. Its tables tell what each method reached, and,
 seed by seed, whether it differs from a reference method by more than chance.
 """
 
+import itertools
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import yaml
 
 from feddure import methods as known_methods
 from feddure.config import Experiment
@@ -17,12 +20,92 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.files import write_whole
 from feddure.simulation import runs
-from feddure.studies import compare_report, compare_tables
-from feddure.studies.compare_plan import PLAN_FILE, Plan, read_plan, run_folder
-from feddure.studies.compare_tables import Pair, Row
+from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid.failures import Problem
 from feddure.tracking import records
+from feddure.tracking.console import console_observer
+from feddure.tracking.summary import spoken
+
+if TYPE_CHECKING:
+    from feddure.studies.compare_tables import Pair, Row
+
+PLAN_FILE, TABLE_FILE, PAIRED_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "paired.csv", "report.html"
+REFERENCE = "fedavg-matched"
+"""Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which methods are compared, on which seeds, and which of them the others are measured against."""
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    against: str
+
+    def runs(self) -> list[tuple[str, int]]:
+        """Every method on every seed."""
+        return list(itertools.product(self.methods, self.seeds))
+
+    def to_yaml(self) -> str:
+        fields = {"methods": list(self.methods), "seeds": list(self.seeds), "against": self.against}
+        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
+
+def make_plan(
+    methods: Sequence[str], seeds: Sequence[int], against: str | None = None, present: Plan | None = None
+) -> Plan:
+    """A plan, checked; what a `present` one compares already stays in it."""
+    for option, given in (("--methods", methods), ("--seeds", seeds)):
+        twice = [str(value) for place, value in enumerate(given) if value in given[:place]]
+        if twice:
+            raise ConfigError(f"{option}: {twice[0]} was given twice; name each once")
+    if present is not None:
+        methods = [*present.methods, *(name for name in methods if name not in present.methods)]
+        seeds = [*present.seeds, *(seed for seed in seeds if seed not in present.seeds)]
+        against = against or present.against
+    if not methods:
+        names = ", ".join(known_methods.METHODS)
+        raise ConfigError(f"no method was given: name those to compare, --methods a,b,c; there are: {names}")
+    if against is None:
+        against = REFERENCE if REFERENCE in methods else methods[0]
+    elif against not in methods:
+        raise ConfigError(f"--against {against}: expected one of the methods compared: {', '.join(methods)}")
+    return Plan(tuple(methods), tuple(seeds), against)
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a comparison's folder, or None where there is none yet."""
+    path = folder / PLAN_FILE
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{path}: damaged, expected methods, seeds and against; restore it or choose another --out"
+        ) from None
+
+
+def config_to_resume(folder: Path | None) -> Path:
+    """The configuration that all runs of a comparison share, where nothing but its folder was given."""
+    if folder is None:
+        raise RunError("--resume was given without --out: name the folder of the comparison to go on with")
+    plan = read_plan(folder)
+    found = plan and next(
+        (path for run in plan.runs() if (path := run_folder(folder, *run) / records.CONFIG).exists()), None
+    )
+    if not found:
+        raise RunError(f"{folder}: no comparison is there to resume; give its --preset or --config to start one")
+    return found
+
+
+def run_folder(folder: Path, method: str, seed: int) -> Path:
+    """Where a comparison keeps a run."""
+    return folder / f"{method.replace('/', '_').replace(':', '_')}-seed{seed}"
 
 
 @dataclass(frozen=True)
@@ -34,8 +117,8 @@ class Comparison:
 
     plan: Plan
     runs: list[records.Run]
-    rows: list[Row]
-    pairs: list[Pair]
+    rows: "list[Row]"
+    pairs: "list[Pair]"
     report: Path
     failed: Mapping[str, Problem]
 
@@ -43,22 +126,27 @@ class Comparison:
 def compare(
     plan: Plan, experiment: Experiment, dataset: Dataset, folder: Path, resume: bool = False, progress: bool = True
 ) -> Comparison:
-    """Run all of a plan that is not finished yet, sharing the lanes, and write tables and report.
+    """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
     with it.
     """
+    from feddure.studies import compare_report, compare_tables  # they know the plan
+
     wanted = check(plan, experiment, folder, resume)
-    left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
-    failed = _Training(plan, dataset, folder, resume, progress).train(left)
-    done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
-    if not done.methods:
-        raise _nothing_compared(failed)
-    finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
-    _expect_one_partition_a_seed(finished)
-    rows, pairs = compare_tables.rows(done, finished), compare_tables.pairs(done, finished)
-    compare_tables.write(folder, rows, pairs, failed)
-    report = compare_report.write(folder, done, finished, rows, pairs, failed)
+    with runs.lock(folder):
+        write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
+        failed = _train(wanted, dataset, folder, resume, progress)
+        done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
+        if not done.methods:
+            if not any(path.exists() for path in wanted):  # what cannot be run at all is no comparison
+                (folder / PLAN_FILE).unlink()
+            raise _nothing_compared(failed)
+        finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
+        _expect_one_partition_a_seed(finished)
+        rows, pairs = compare_tables.rows(done, finished), compare_tables.pairs(done, finished)
+        compare_tables.write(folder, rows, pairs, failed)
+        report = compare_report.write(folder, done, finished, rows, pairs, failed)
     return Comparison(plan, finished, rows, pairs, report, failed)
 
 
@@ -67,65 +155,42 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
     wanted = {run_folder(folder, *run): _experiment(experiment, *run) for run in plan.runs()}
     if len(wanted) < len(plan.runs()):
         raise ConfigError("--methods: two names differ only in signs that the name of a folder cannot have")
+    runs.expect_unlocked(folder)
     _check_folder(folder, resume)
     for path, found in wanted.items():
         runs.check_folder(found, path, resume)
     return wanted
 
 
-class _Training:
-    """Trains the runs of a comparison side by side; where an error ends them, method by method."""
-
-    def __init__(self, plan: Plan, dataset: Dataset, folder: Path, resume: bool, progress: bool):
-        self._plan = plan
-        self._dataset = dataset
-        self._folder = folder
-        self._resume = resume
-        self._progress = progress
-        self._began = False
-
-    def train(self, left: Mapping[Path, Experiment]) -> dict[str, Problem]:
-        """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
-        if not left:
-            _write_plan(self._plan, self._folder)
-            return {}
-        methods = list(dict.fromkeys(found.method for found in left.values()))
-        problem = self._attempt(left)
-        if problem is None:
-            return {}
-        if len(methods) == 1:
-            return {methods[0]: problem}
-        if self._began:
-            self._say(f"{problem.error}; each method is tried by itself, from its last checkpoint")
-        failed = {}
-        for method in methods:
-            own = self._attempt({path: found for path, found in left.items() if found.method == method})
-            if own is not None:
-                failed[method] = own
-                if self._began:  # what no method can be prepared for is told once, at the end
-                    self._say(f"{method}: {own.error}")
+def _train(
+    wanted: Mapping[Path, Experiment], dataset: Dataset, folder: Path, resume: bool, progress: bool
+) -> dict[str, Problem]:
+    """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
+    left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
+    failed: dict[str, Problem] = {}
+    if not left:
         return failed
-
-    def _attempt(self, wanted: Mapping[Path, Experiment]) -> Problem | None:
-        """Train some runs, and what has ended them in words; memory is free again when this returns."""
+    resume_command = f"feddure compare --out {shlex.quote(str(folder))} --resume"
+    engine, method = Engine(next(iter(left.values())).engine), ""
+    console = console_observer() if progress else None
+    for number, (path, experiment) in enumerate(left.items(), start=1):
+        if experiment.method in failed:
+            continue
+        if experiment.method != method:
+            engine.release()  # the seeds of a method share its lanes; those of another need the memory
+            method = experiment.method
+        if console:
+            name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
+            console.begin(name, experiment.rounds * (len(left) - number))
         try:
-            members = runs.prepare(list(wanted.values()), self._dataset, list(wanted), self._resume)
-            if not self._began:
-                _write_plan(self._plan, self._folder)
-                self._began = self._resume = True
-            runs.complete(members, self._folder, "compare", self._progress)
+            observers = [console] if console else []
+            runs.execute(experiment, dataset, path, resume, False, observers, engine, resume_command)
         except Exception as error:
-            if grid_failures.ends_all(error) or not _gpu_is_usable():
+            if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
                 raise
-            return grid_failures.describe(error)
-        return None
-
-    def _say(self, text: str) -> None:
-        warnings.warn(text, FeddureWarning, stacklevel=2)
-
-
-def _gpu_is_usable() -> bool:
-    return not torch.cuda.is_initialized() or grid_failures.is_usable(torch.device("cuda"))
+            failed[method] = grid_failures.describe(error)
+            warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
+    return failed
 
 
 def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
@@ -152,14 +217,6 @@ def _check_folder(folder: Path, resume: bool) -> None:
             )
     elif folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise RunError(f"{folder}: the folder is not empty and holds no comparison; choose another --out")
-
-
-def _write_plan(plan: Plan, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: the comparison's folder cannot be made ({problem.strerror})") from None
-    write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
 
 
 def _expect_one_partition_a_seed(finished: Sequence[records.Run]) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from feddure.reports import figures
 from feddure.reports.run_report import Opening, Table, write_report
-from feddure.studies.compare_plan import REPORT_FILE, Plan
+from feddure.studies.compare import REPORT_FILE, Plan
 from feddure.studies.compare_tables import Pair, Row, explain_methods, explain_pairs, method_cells, pair_cells
 from feddure.studies.grid.failures import Problem
 from feddure.tracking.records import Record, Run

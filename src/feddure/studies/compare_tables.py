@@ -13,7 +13,7 @@ from scipy.stats import t as student
 
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.studies.compare_plan import PAIRED_FILE, TABLE_FILE, Plan
+from feddure.studies.compare import PAIRED_FILE, TABLE_FILE, Plan
 from feddure.studies.grid.failures import Problem
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, Summary, duration, number, points, summarise

@@ -6,6 +6,7 @@ that was being written then is dropped, a damaged line anywhere else is an error
 
 import json
 import math
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from feddure import config
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
+from feddure.tracking.observer import Observer
 
 Record = dict[str, Any]
 
@@ -23,24 +25,45 @@ FEDERATION = "federation.json"
 """Of a real federation: the run's own name, under which sites keep what they remember, and what sites said."""
 
 
-class Writer:
-    """Appends records to a file, one line each, on disk before the next round begins."""
+class Recorder(Observer):
+    """Writes metrics.jsonl and timing.jsonl of a run: a line a round each, on disk before the next round begins.
 
-    def __init__(self, path: Path):
-        self.path = path
-        _drop_torn_line(path)
-        self._file = _open(path)
+    The wall clock goes into timing.jsonl alone.
+    """
+
+    def __init__(self, folder: Path, at_round: int = 0):
+        """Go on after a round: what was written of later ones is forgotten."""
+        self._metrics, self._timing = (Writer(folder / name, at_round) for name in (METRICS, TIMING))
+
+    def round_done(self, federation: Any, record: Record, seconds: float) -> None:
+        self.write(record, seconds)
+
+    def write(self, record: Record, seconds: float, **timing: Any) -> None:
+        """A round's record, how long it took, and what else timing.jsonl should say of it."""
+        self._metrics.write(record)
+        counts = {"clients": len(record["clients"]), "steps": sum(record["steps"])}
+        self._timing.write({"round": record["round"], "seconds": seconds, **counts, **timing})
+
+    def close(self) -> None:
+        with closing(self._metrics), closing(self._timing):
+            pass
+
+
+class Writer:
+    """Appends records to a file, one line each; records after `last_round` and a torn line are dropped first."""
+
+    def __init__(self, path: Path, last_round: float = math.inf):
+        if path.exists():
+            truncate(path, last_round)
+        try:
+            self._file = path.open("a", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror})") from None
 
     def write(self, record: Record) -> None:
         """Append one record; numbers that are not finite become null, as JSON has no word for them."""
         self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
         self._file.flush()
-
-    def keep(self, last_round: int) -> None:
-        """Forget every record after a round, to go on from there."""
-        self._file.close()
-        truncate(self.path, last_round)
-        self._file = _open(self.path)
 
     def close(self) -> None:
         self._file.close()
@@ -57,7 +80,7 @@ def read(path: Path) -> list[Record]:
     return [record for record, _ in _parse(path)]
 
 
-def truncate(path: Path, last_round: int) -> None:
+def truncate(path: Path, last_round: float) -> None:
     """Drop the records after a round and a torn last line; the file is replaced whole or not at all."""
     kept = b"".join(line + b"\n" for record, line in _parse(path) if record["round"] <= last_round)
     write_whole(path, kept, RunError)
@@ -153,19 +176,6 @@ def _parse_line(line: bytes) -> Record | None:
 def _excerpt(line: bytes) -> str:
     text = line.decode(errors="replace")
     return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-def _open(path: Path) -> Any:
-    try:
-        return path.open("a", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def _drop_torn_line(path: Path) -> None:
-    """A new line must not continue one that a killed run left unfinished."""
-    if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
-        write_whole(path, b"".join(line + b"\n" for _, line in _parse(path)), RunError)
 
 
 def _read_json(path: Path) -> Record:

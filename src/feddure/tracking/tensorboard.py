@@ -5,26 +5,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from feddure.tracking.observer import Observer
 from feddure.tracking.records import Record
 
 
-class TensorBoard:
-    """Writes one federation's rounds to event files in its run folder.
+class TensorBoard(Observer):
+    """Writes rounds to event files in a run folder.
 
     On resume, TensorBoard is told to forget what an earlier process wrote for the rounds that are run again.
     """
 
-    def __init__(self, folder: Path, federation: Any = None, classes: Sequence[str] = ()):
-        """Watch `federation` alone where one is given; `classes` name the accuracies of each class."""
+    def __init__(self, folder: Path, classes: Sequence[str] = ()):
+        """`classes` name the accuracies of each class."""
         self.folder = folder
-        self._federation = federation
         self._classes = classes
         self._writer: Any = None
 
     def round_done(self, federation: Any, record: Record, seconds: float) -> None:
         """Write a round; on disk at the latest after each evaluation."""
-        if self._federation is not None and federation is not self._federation:
-            return
         if self._writer is None:
             self._writer = _open(self.folder, record["round"])
         for name, value in scalars(record, self._classes):

@@ -25,9 +25,9 @@ def root(tmp_path):
 
 def train(nodes, node, federation, assignment=None, received=None, **changes):
     """A site's reply to the message for one of the simulator's assignments."""
-    assignment = assignment or next(a for a in federation.assignments() if a.client == node - 11)
+    assignment = assignment or next(a for a in federation.server.assignments() if a.client == node - 11)
     told = {"run_name": "run", "remembered_round": 0, "checkpointed_round": 0} | changes
-    content = messages.pack_state(received or federation.broadcast(assignment))
+    content = messages.pack_state(received or federation.server.broadcast(assignment))
     content[TASK] = Task(assignment, federation.experiment.to_yaml(), **told).pack()
     (number,) = nodes.push_messages([Message(content, node, messages.TRAIN)])
     (reply,) = nodes.pull_messages([number])
@@ -78,7 +78,7 @@ def test_a_site_without_one_kind_of_images_trains(root, gone, method):
     assert "problem" not in answer(reply)
     upload = messages.unpack_state(reply.content, CPU)
     assert all(torch.isfinite(tensor).all() for tensor in upload.values())
-    assert any(not torch.equal(upload[name], federation.state[name]) for name in upload)
+    assert any(not torch.equal(upload[name], federation.server.state[name]) for name in upload)
 
 
 def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
@@ -86,7 +86,7 @@ def test_a_site_tests_the_received_model_on_its_own_images_when_asked(root):
     shutil.copytree(root / "images" / "test", root / "images" / "clients" / "north" / "test")
     nodes = federated.grid(root)
     told = answer(train(nodes, 11, federation, evaluate=True))
-    assert told["test.accuracy"] == federation.test()["test"]["accuracy"]
+    assert told["test.accuracy"] == federation.server.test()["test"]["accuracy"]
     assert told["test.images"] == 24
     assert "test.accuracy" not in answer(train(nodes, 11, federation))
 
@@ -273,7 +273,7 @@ def test_memory_is_kept_at_the_site_and_follows_what_the_server_used(root):
     nodes = federated.grid(root)
     first = Assignment(0, 1, 0, 2, 6)
     second = Assignment(0, 2, 0, 2, 6)
-    received = federation.broadcast(first)
+    received = federation.server.broadcast(first)
     train(nodes, 11, federation, first, received)
     kept = weights(train(nodes, 11, federation, second, received, remembered_round=1))
     fresh = weights(train(nodes, 11, federation, second, received, remembered_round=0))

@@ -13,7 +13,7 @@ import tiny
 from feddure.flower.app.app_folder import write_app
 from feddure.flower.deploy import certificates
 from feddure.simulation import runs
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 from feddure.tracking import records
 from loopback import Loopback
 
@@ -72,11 +72,11 @@ def test_the_run_is_completed(outcome):
 
 def test_the_model_is_the_simulators(outcome):
     federation = federated.simulator(outcome.root, federated.experiment({"method": "feddure"}))
-    run([federation], federation.engine)
+    run(federation)
     found = load_file(outcome.root / "run" / runs.MODEL_FILE)
-    tiny.assert_near(found, federation.model_state(), 1e-8)
+    tiny.assert_near(found, federation.server.model_state(), 1e-8)
     last = records.read(outcome.root / "run" / records.METRICS)[-1]
-    assert last["test"]["loss"] == pytest.approx(federation.test()["test"]["loss"], rel=1e-8)
+    assert last["test"]["loss"] == pytest.approx(federation.server.test()["test"]["loss"], rel=1e-8)
 
 
 def test_three_nodes_worked_in_processes_of_their_own(outcome):

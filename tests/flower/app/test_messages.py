@@ -51,7 +51,9 @@ def test_a_message_of_another_version_is_named():
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
     root = federated.write_images(tmp_path_factory.mktemp("shapes"))
-    return messages.upload_shapes(federated.simulator(root, federated.experiment({"method": "fedmatch"})).program)
+    return messages.upload_shapes(
+        federated.simulator(root, federated.experiment({"method": "fedmatch"})).server.program
+    )
 
 
 def upload(shapes, **changes):

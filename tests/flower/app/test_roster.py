@@ -6,7 +6,7 @@ import federated
 from feddure.errors import RunError
 from feddure.flower.app import nodes as roster
 from feddure.flower.app.nodes import Roster
-from feddure.simulation.server import Holding
+from feddure.simulation.server import ImageCounts
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_node_that_was_started_again_is_asked_again(root):
     nodes.started[12] = "again"
     found.update()
     assert asked(nodes) == [11, 12, 13, 12]
-    assert found.members[1].holding == Holding(26, 20)
+    assert found.members[1].holding == ImageCounts(26, 20)
 
 
 def test_a_node_that_is_gone_is_no_longer_a_member(root):

@@ -18,7 +18,7 @@ from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
 from feddure.reports.participation import participation
 from feddure.reports.run_report import write_report
 from feddure.serving.network import read_network
-from feddure.simulation.rounds import run
+from feddure.simulation.federation import run
 from feddure.tracking import records
 
 
@@ -29,8 +29,8 @@ def root(tmp_path):
 
 def simulated(root, method="feddure", settings=federated.SETTINGS, **changes):
     federation = federated.simulator(root, federated.experiment({"method": method} | changes, settings))
-    run([federation], federation.engine)
-    return federation
+    run(federation)
+    return federation.server
 
 
 def written(root):
@@ -103,7 +103,7 @@ def test_losses_are_the_simulators(root):
     federated.federate(root, settings=ALL)
     federation = federated.simulator(root, federated.experiment({"method": "feddure"}, ALL))
     tasks = federation.tasks()
-    expected = federation.absorb(tasks, federation.engine.run(tasks))["train"]
+    expected = federation.finish_round(tasks, federation.engine.run(tasks))["train"]
     found = written(root)[0]["train"]
     assert found["weight"] > 0
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
@@ -313,8 +313,8 @@ def test_an_answer_that_cannot_be_used_is_left_out_and_named(root, kind, capsys)
     federation = federated.simulator(root, federated.experiment({"method": "feddure"}, ALL))
     tasks = federation.tasks()
     kept = [pair for pair in zip(tasks, federation.engine.run(tasks), strict=True) if pair[0].client != 1]
-    federation.absorb(*zip(*kept, strict=True))
-    tiny.assert_equal(server.state, federation.state)
+    federation.finish_round(*zip(*kept, strict=True))
+    tiny.assert_equal(server.state, federation.server.state)
 
 
 def test_odd_words_beside_a_proper_update_do_no_harm(root):
@@ -364,7 +364,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_model(root):
     nodes.changes = dict.fromkeys((11, 12, 13), fails)
     server = federated.federate(root, nodes, rounds=1)
     fresh = federated.simulator(root, federated.experiment({"method": "feddure"}))
-    tiny.assert_equal(server.state, fresh.state)
+    tiny.assert_equal(server.state, fresh.server.state)
     assert written(root)[0]["train"] == {}
 
 
@@ -541,7 +541,7 @@ def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root)
     server = federated.federate(root, nodes, **given)
     assert server.experiment.partition.clients == 4
     expected = tiny.finished(server.experiment, data.load("fashion-mini"))
-    tiny.assert_equal(server.state, expected.state)
+    tiny.assert_equal(server.state, expected.server.state)
     assert json.dumps(written(root)[-1]["test"]) == json.dumps(expected.test()["test"])
 
 

@@ -12,7 +12,7 @@ from feddure.errors import RunError
 from feddure.flower.app.exchange import Exchange, read_reply
 from feddure.flower.app.messages import QUERY, TASK
 from feddure.flower.app.sanitize import plain
-from feddure.simulation.server import Holding
+from feddure.simulation.server import ImageCounts
 from feddure.version import VERSION
 
 _PAUSE = 0.5
@@ -34,7 +34,7 @@ class Member:
     client: int
     node: int
     clients: int
-    holding: Holding
+    holding: ImageCounts
     unreadable: int
 
 
@@ -134,7 +134,7 @@ class Roster:
             return
         self.refused.pop(node, None)
         self._refused_at.pop(node, None)
-        holding = Holding(answer["labelled"], answer["unlabelled"])
+        holding = ImageCounts(answer["labelled"], answer["unlabelled"])
         client = answer["client"]
         member = Member(self.name(client), client, node, answer["clients"], holding, answer["unreadable"])
         self.members[client] = member

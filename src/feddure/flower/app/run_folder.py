@@ -14,7 +14,7 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint, runs
-from feddure.simulation.server import Holding, Server
+from feddure.simulation.server import ImageCounts, Server
 from feddure.tracking import records
 from feddure.tracking.tensorboard import TensorBoard
 
@@ -67,11 +67,8 @@ class RunFolder:
         self._write_json(records.PARTITION, {"classes": classes})
         self._write_json(records.ENVIRONMENT, environment.describe() | about)
         write_whole(self.folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
-        self._metrics = records.Writer(self.folder / records.METRICS)
-        self._timing = records.Writer(self.folder / records.TIMING)
-        self._metrics.keep(server.round)
-        self._timing.keep(server.round)
-        self._board = TensorBoard(self.folder, server, server.dataset.classes)
+        self._recorder = records.Recorder(self.folder, server.round)
+        self._board = TensorBoard(self.folder, server.dataset.classes)
 
     def write_sites(self, sites: Sequence[dict[str, Any]]) -> None:
         """Remember what sites said of themselves, beside what those said that are away now."""
@@ -82,11 +79,10 @@ class RunFolder:
             self._write_json(records.FEDERATION, content)
             self._written = content
 
-    def write_round(self, server: Server, record: dict[str, Any], timing: dict[str, Any]) -> None:
-        """A round's record and how long it took."""
-        self._metrics.write(record)
-        self._timing.write(timing)
-        self._board.round_done(server, record, timing["seconds"])
+    def write_round(self, server: Server, record: dict[str, Any], seconds: float, sites: dict[str, Any]) -> None:
+        """A round's record and how long it took, in all and at each site."""
+        self._recorder.write(record, seconds, sites=sites)
+        self._board.round_done(server, record, seconds)
 
     def write_checkpoint(self, server: Server) -> None:
         """Replace the checkpoint by the server's state."""
@@ -102,8 +98,8 @@ class RunFolder:
 
     def close(self) -> None:
         """No further round comes."""
-        for writer in (self._metrics, self._timing, self._board):
-            writer.close()
+        for observer in (self._recorder, self._board):
+            observer.close()
 
     def _read_about(self) -> None:
         path = self.folder / records.FEDERATION
@@ -112,7 +108,7 @@ class RunFolder:
         try:
             self._sites = {site["client"]: site for site in about.get("sites", [])}
             self.holdings = {  # of every client that ever took part in the run
-                client: Holding(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
+                client: ImageCounts(site["labelled"], site["unlabelled"]) for client, site in self._sites.items()
             }
         except (KeyError, TypeError) as problem:
             raise RunError(f"{path}: a site lacks {problem}; restore it from a copy") from None

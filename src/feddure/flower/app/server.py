@@ -30,7 +30,7 @@ from feddure.flower.app.sanitize import plain, say
 from feddure.methods.base import State
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
-from feddure.simulation.server import Answer, Assignment, Holding, Server, resolve_unlabelled_batch
+from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, resolve_unlabelled_batch
 
 app = ServerApp()
 
@@ -100,11 +100,11 @@ class Rounds:
         server, roster = self._server, self._roster
         roster.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
         for client, member in roster.members.items():
-            server.holdings[client] = member.holding
+            server.image_counts[client] = member.holding
         self._folder.write_sites(_introduced(roster))
         assignments = server.assignments()
         answers, told, wire = self._ask(assignments)
-        record, problems = server.conclude(answers)
+        record, problems = server.finish_round(answers)
         for client, problem in problems.items():
             say(f"round {server.round}: site '{roster.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
@@ -118,15 +118,8 @@ class Rounds:
         if server.due() and len(server.dataset.test_images):
             record |= server.test()
         seconds = time.perf_counter() - began
-        timing = {
-            "round": server.round,
-            "seconds": seconds,
-            "clients": len(answers),
-            "steps": sum(answer.steps for answer in answers),
-            "shared_by": 1,
-            "sites": {roster.name(client): _number(answer.get("seconds")) for client, answer in told.items()},
-        }
-        self._folder.write_round(server, record, timing)
+        sites = {roster.name(client): _number(answer.get("seconds")) for client, answer in told.items()}
+        self._folder.write_round(server, record, seconds, sites)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
             self._folder.write_checkpoint(server)
             self._checkpointed = _remembered(server)
@@ -276,7 +269,7 @@ def _gather(grid: Grid, options: RunOptions) -> Roster:
     return roster
 
 
-def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mapping[int, Holding]) -> Server:
+def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mapping[int, ImageCounts]) -> Server:
     """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
     if description is None:
@@ -291,7 +284,7 @@ def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mappi
     else:
         clients, identity = len(description.sites), description.fingerprint()
     known = {**earlier, **{client: member.holding for client, member in roster.members.items()}}
-    holdings = [known.get(client, Holding(0, 0)) for client in range(clients)]
+    holdings = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
     heard = [holding for holding in holdings if holding.total] if description is not None else holdings
     experiment = _settle_batch(experiment, heard or holdings)
@@ -305,7 +298,7 @@ def _start(options: RunOptions, dataset: Dataset, roster: Roster, earlier: Mappi
     return server
 
 
-def _settle_batch(experiment: Experiment, holdings: list[Holding]) -> Experiment:
+def _settle_batch(experiment: Experiment, holdings: list[ImageCounts]) -> Experiment:
     """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
     settled = resolve_unlabelled_batch(experiment, holdings)
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:

@@ -30,7 +30,7 @@ from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
 from feddure.simulation.lanes import Result
 from feddure.simulation.lanes import Task as LaneTask
-from feddure.simulation.server import make_order
+from feddure.simulation.server import plan_batches
 from feddure.version import VERSION
 
 
@@ -219,8 +219,8 @@ class Worker:
     def work(self, site: Site, task: Task, received: State, memory: State) -> Result:
         """The client's local training, exactly as the simulator's lanes do it."""
         assignment = task.assignment
-        order = make_order(self.experiment, self.method, assignment, site.labelled, site.unlabelled)
-        (batches,) = self.engine.feed(site.dataset).batches([order], assignment.seed, assignment.round)
+        order = plan_batches(self.experiment, self.method, assignment, site.labelled, site.unlabelled)
+        (batches,) = self.engine.images(site.dataset).batches([order], assignment.seed, assignment.round)
         key = (assignment.seed, assignment.round, assignment.client)
         program = self.engine.program(self.experiment, site.dataset)
         return self.engine.run(
@@ -240,7 +240,7 @@ class Worker:
         if not {"theta", "statistics"} <= received.keys():
             return {}
         network = self.engine.program(self.experiment, site.dataset).network
-        feed, classes = self.engine.feed(site.dataset), len(site.dataset.classes)
+        feed, classes = self.engine.images(site.dataset), len(site.dataset.classes)
         found = evaluate(network, received["theta"], received["statistics"], feed, classes)
         images = len(site.dataset.test_images)
         return {"test.accuracy": found["accuracy"], "test.loss": found["loss"], "test.images": images}

@@ -15,7 +15,7 @@ from feddure.flower.app.privacy import Protection
 from feddure.flower.app.run_config import RunOptions
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
-from feddure.simulation.server import Holding, Server
+from feddure.simulation.server import ImageCounts, Server
 
 
 def try_site(options: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ def try_run(options: RunOptions, description: Description) -> None:
         return  # the ServerApp looks for modules elsewhere than this process
     # The network is made where it takes no memory of a GPU that the run needs.
     engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
-    holdings = [Holding(1, 1) for _ in description.sites]
+    holdings = [ImageCounts(1, 1) for _ in description.sites]
     server = Server(experiment, site_data.without_images(description), holdings, engine, description.fingerprint())
     if protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")

@@ -1,0 +1,159 @@
+"""A federation simulated on this machine, and its rounds: sample, train, aggregate, evaluate."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from feddure import rng
+from feddure.config import Experiment
+from feddure.data.batches import BatchPlan
+from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.partition import Partition
+from feddure.errors import ConfigError, FeddureWarning
+from feddure.methods.base import Method
+from feddure.simulation.diagnostics import diagnose
+from feddure.simulation.engine import Engine
+from feddure.simulation.lanes import Result, Task
+from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, plan_batches
+from feddure.tracking.observer import Observer
+
+STATISTICS_IMAGES = 2000
+"""Training images of a round's clients from which `batch_norm: static` recomputes statistics."""
+
+
+class Federation:
+    """One experiment between rounds: its server, who owns which images, and the engine that trains clients."""
+
+    def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine):
+        counts = [ImageCounts(len(x), len(u)) for x, u in zip(partition.labelled, partition.unlabelled, strict=True)]
+        static = experiment.batch_norm == "static"
+        self.server = Server(
+            experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None
+        )
+        _expect_labels(self.server.method, dataset)
+        self.partition = partition
+        self.engine = engine
+        self.images = engine.images(dataset)
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.server.experiment
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.server.dataset
+
+    @property
+    def round(self) -> int:
+        """The last round that was aggregated."""
+        return self.server.round
+
+    @property
+    def finished(self) -> bool:
+        return self.round >= self.experiment.rounds
+
+    def prepare(self) -> None:
+        """Compile and capture what rounds and evaluations need, before any clock runs."""
+        self.engine.prepare(self.tasks())
+        if self.engine.compiles:
+            self.server.test()
+
+    def train_round(self) -> dict:
+        """One round: train its clients, aggregate what they send, evaluate where due; returns its record."""
+        tasks = self.tasks()
+        record = self.finish_round(tasks, self.engine.run(tasks))
+        return record | (self.server.test() if self.server.due() else {})
+
+    def tasks(self) -> list[Task]:
+        """The next round's work."""
+        assignments = self.server.assignments()
+        plans = [self._plan(assignment) for assignment in assignments]
+        batches = self.images.batches(plans, self.experiment.seed, self.round + 1) if plans else []
+        return [
+            Task(
+                self.server.program,
+                assignment.client,
+                assignment.steps,
+                batch,
+                self.server.broadcast(assignment),
+                (assignment.seed, assignment.round, assignment.client),
+                self.server.memories.get(assignment.client, {}),
+            )
+            for assignment, batch in zip(assignments, batches, strict=True)
+        ]
+
+    def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
+        """Aggregate a round's results; returns its record."""
+        pairs = list(zip(tasks, results, strict=True))
+        record, left_out = self.server.finish_round(
+            [Answer(task.client, task.steps, task.received, result.upload) for task, result in pairs]
+        )
+        if left_out:
+            warnings.warn(
+                f"round {self.round}: the updates of clients {sorted(left_out)} are not finite and were left out",
+                FeddureWarning,
+                stacklevel=2,
+            )
+        used = [(task, result) for task, result in pairs if task.client not in left_out]
+        for task, result in used:
+            if result.memory:
+                self.server.memories[task.client] = result.memory
+        records = [_on_host(result.records) for _, result in used]
+        record["train"] = _means(records)
+        truths = [task.batches.truth.cpu().numpy() for task, _ in used]
+        diagnostics = diagnose(records, truths, len(self.dataset.classes))
+        return record | ({"diagnostics": diagnostics} if diagnostics else {})
+
+    def _plan(self, assignment: Assignment) -> BatchPlan:
+        owned = (part[assignment.client] for part in (self.partition.labelled, self.partition.unlabelled))
+        return plan_batches(self.experiment, self.server.method, assignment, *owned)
+
+    def _statistics_of(self, theta: Tensor, statistics: Tensor) -> Tensor:
+        """Batch-norm statistics of a model, measured on images of the last round's clients."""
+        clients = self.server.sample(max(self.round, 1))
+        owned = np.concatenate([x[c] for c in clients for x in (self.partition.labelled, self.partition.unlabelled)])
+        chosen = rng.sample(len(owned), STATISTICS_IMAGES, self.experiment.seed, "statistics", self.round)
+        images = self.images.plain(owned[chosen])
+        return self.server.program.network.measure_statistics(theta, statistics, list(images.split(250)))
+
+
+def run(federation: Federation, observers: Sequence[Observer] = (), stop: Callable[[], bool] = lambda: False) -> None:
+    """All rounds that are left; where `stop` says so the round under way is dropped and `Stopped` raised."""
+    lanes = federation.engine.lanes
+    before, lanes.stop = lanes.stop, stop
+    try:
+        while not federation.finished:
+            began = time.perf_counter()
+            record = federation.train_round()
+            seconds = time.perf_counter() - began
+            for observer in observers:
+                observer.round_done(federation, record, seconds)
+    finally:
+        lanes.stop = before
+
+
+def _expect_labels(method: Method, dataset: Dataset) -> None:
+    unknown = int((dataset.labels == UNKNOWN).sum())
+    if method.needs.every_label and unknown:
+        raise ConfigError(
+            f"method '{method.experiment.method}' learns from the labels of all images, but {unknown} of "
+            f"{len(dataset.labels)} images in '{dataset.name}' have a class that is not known; use another method"
+        )
+
+
+def _on_host(records: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.double().cpu().numpy() for name, tensor in records.items()}
+
+
+def _means(clients: Sequence[dict[str, np.ndarray]]) -> dict[str, float | None]:
+    """Each 0-d quantity that steps recorded, averaged over all steps of the round."""
+    found: dict[str, float | None] = {}
+    for name in clients[0] if clients else ():
+        if clients[0][name].ndim == 1:
+            value = float(np.concatenate([records[name] for records in clients]).mean())
+            found[name] = value if math.isfinite(value) else None
+    return found

@@ -1,0 +1,19 @@
+"""What watches rounds: records on disk, checkpoints, a progress bar, TensorBoard, and whatever a user adds."""
+
+from typing import Any
+
+
+class Observer:
+    """Is told of every round of a run; override what you need.
+
+    `federation` is the simulator's (`feddure.simulation.federation.Federation`): `federation.experiment`,
+    `federation.round` and `federation.server`, whose `state` holds the global model. `record` is the round's line of
+    metrics.jsonl; the wall clock is in `seconds`, never in the record. Look, do not change: the run's results must not
+    depend on who watches.
+    """
+
+    def round_done(self, federation: Any, record: dict[str, Any], seconds: float) -> None:
+        """A round has been aggregated, and evaluated where due."""
+
+    def close(self) -> None:
+        """No further round comes: the run is over, was stopped, or has failed."""
