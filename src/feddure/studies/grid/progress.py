@@ -64,7 +64,10 @@ class GridProgress:
                 self.say(self._finished_line(cell, found))
         self._tell_failures()
         under_way = {
-            name: (number.round / self._waiting[name].experiment.rounds, self._text(name, number.round, number.accuracy))
+            name: (
+                number.round / self._waiting[name].experiment.rounds,
+                self._text(name, number.round, number.accuracy),
+            )
             for name, number in self._store.under_way().items()
             if name in self._waiting
         }
@@ -129,7 +132,9 @@ class GridProgress:
     def _whole_text(self, done: float) -> str:
         passed = self._clock() - self._began
         left = "–" if done <= 0 else str(timedelta(seconds=round(passed * (self._work - done) / done)))
-        return f"{self._total - len(self._waiting)}/{self._total} cells  {timedelta(seconds=round(passed))}  left {left}"
+        return (
+            f"{self._total - len(self._waiting)}/{self._total} cells  {timedelta(seconds=round(passed))}  left {left}"
+        )
 
 
 def _names(cells: Sequence[Cell]) -> dict[str, str]:

@@ -129,7 +129,14 @@ class Measurement:
         }
 
 
-_USUAL = {"accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {}}  # unwritten
+_USUAL: dict[str, Any] = {
+    "accuracy_ema": None,
+    "together": 1,
+    "left_out": 0.0,
+    "diagnostics": {},
+    "bytes_per_round": {},
+}
+"""What is not written."""
 
 
 @dataclass(frozen=True)
