@@ -1,5 +1,9 @@
 """Sweeps: what a file expands to, what is refused, and what a folder may be used for."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -22,21 +26,18 @@ def read(folder, tree=None, text=None, **changes):
     return sweep.read(file)
 
 
-def test_the_documented_example(tmp_path):
-    found = read(tmp_path, text=sweep.EXAMPLE)
-    assert len(found.points) == 8
-    assert len(found.cells()) == 24
-    assert found.points[0].name == "few labels, FedDure, learning rate 0.001"
-    assert found.points[0].cells[0].experiment.partition.labels_per_class == 1
-    assert {cell.experiment.rounds for cell in found.cells()} == {20}
-
-
-def test_the_example_is_the_one_in_the_help():
+def test_the_documented_examples(tmp_path):
+    """Of the manual and of the command's help."""
     from feddure.cli.sweep import sweep as command
 
-    shown = [line.strip().partition("#")[0].strip() for line in command.__doc__.splitlines()]
-    for line in sweep.EXAMPLE.splitlines():
-        assert line.partition("#")[0].strip() in shown
+    manual = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    for text in (manual, inspect.cleandoc(command.__doc__)):
+        found = read(tmp_path, text=re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+        assert len(found.points) == 8
+        assert len(found.cells()) == 24
+        assert found.points[0].name == "few labels, FedDure, learning rate 0.001"
+        assert found.points[0].cells[0].experiment.partition.labels_per_class == 1
+        assert {cell.experiment.rounds for cell in found.cells()} == {20}
 
 
 def test_every_combination_on_every_seed(tmp_path):

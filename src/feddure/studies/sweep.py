@@ -21,28 +21,21 @@ from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.sweep_alike import what_counts
 from feddure.studies.sweep_names import combination
 from feddure.tracking.summary import flat
-
-EXAMPLE = """\
-preset: demo                        # or config: FILE, such as a run's config.yaml
-set: {rounds: 20}                   # changes of every experiment
-grid:                               # every combination of these values
-  method: [feddure, fedavg-fixmatch]
-  optimizer.learning_rate: [1e-3, 5e-4]
-cases:                              # and of these named changes
-  - name: few labels
-    partition.labels_per_class: 1
-  - name: more labels
-    partition.labels_per_class: 5
-seeds: [0, 1, 2]
-"""
 
 SWEEP_FILE, PLAN_FILE = "sweep.yaml", "plan.json"
 
 _KEYS = ("preset", "config", "set", "grid", "cases", "seeds")
 _OWN_COLUMNS = {"method", "dataset", "partition.setting", "partition.gamma", "clients_per_round", "seed", "rounds"}
+
+_READ_BY = {
+    "fixmatch": {"fedavg-fixmatch", "fedprox-fixmatch", "baseline+maml"},
+    "uda": {"fedavg-uda", "fedprox-uda"},
+    "feddure": {"feddure", "f-reg", "avg-f-reg", "c-reg", "avg-c-reg", "baseline+maml"},
+    "fedmatch": {"fedmatch"},
+}
+"""Sections of the configuration, and the built-in methods that read them."""
 
 Changes = dict[str, Any]
 
@@ -287,12 +280,26 @@ def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> N
 def _expect_different(points: Iterable[Point]) -> None:
     first: dict[str, Point] = {}
     for point in points:
-        other = first.setdefault(what_counts(point.cells[0].experiment), point)
+        other = first.setdefault(_what_counts(point.cells[0].experiment), point)
         if other is not point:
             raise ConfigError(
                 f"'{other.name}' and '{point.name}' are the same experiment: nothing that they differ in changes its "
                 "results; drop one of them, or give fields that only some combinations read in cases"
             )
+
+
+def _what_counts(experiment: Experiment) -> str:
+    """Equal for two experiments where it is certain that their results are; of methods of one's own nothing is."""
+    method = methods.METHODS.get(experiment.method)
+    if method is None or not method.__module__.startswith(f"{methods.__name__}."):
+        return experiment.fingerprint()
+    unread = [section for section, readers in _READ_BY.items() if method.name not in readers]
+    if "dir" not in experiment.partition.setting:
+        usual = type(experiment.partition).model_fields["gamma"].default
+        partition = experiment.partition.model_copy(update={"gamma": usual})
+        experiment = experiment.model_copy(update={"partition": partition})
+    defaults = {section: Experiment.model_fields[section].default for section in unread}
+    return experiment.model_copy(update=defaults).fingerprint()
 
 
 def _value(found: Changes, key: str) -> Any:

@@ -12,7 +12,7 @@ import tiny
 from feddure.studies import sweep
 from feddure.studies.grid import runner
 from feddure.studies.grid.jobs import measure_in_jobs
-from feddure.studies.grid.store import Store, unmeasured
+from feddure.studies.grid.store import unmeasured
 from measured import found, here
 from waiting import until
 
@@ -58,51 +58,36 @@ def plan(methods, seeds, **changes):
     return sweep.open_folder(wanted, Path("out")), wanted.cells(), ["sweep", "mine.yaml", "--out", "out"]
 
 
-def wait_for_rounds(store, processes=2):
-    """Until so many processes train; returns their numbers."""
-    until(lambda: len([one for one in store.under_way().values() if one.round > 0]) == processes)
-    return {one.pid for one in store.under_way().values()}
-
-
-def test_they_divide_the_cells_and_an_error_in_code_ends_only_its_cells(tmp_path, images):
-    store, cells, arguments = plan(["fedavg", "of_jobs:Raises", "of_jobs:Slow"], [0, 1, 2])
-    said, pids = [], set()
-
-    def look():
-        pids.update(one.pid for one in store.under_way().values())
-
-    assert measure_in_jobs(cells, store, 2, look, said.append, arguments) == []
-    Path("slow").unlink()
-    bad = {cell.hash for cell in cells if cell.experiment.method.endswith("Raises")}
-    good = [cell for cell in cells if cell.hash not in bad]
-    assert store.failures().keys() == bad
-    assert len(pids - {os.getpid()}) == 2
-    assert found(store, good) == here(tmp_path / "one", good, images)
-    assert said == []
-    assert not psutil.Process().children()
-
-
-def test_a_killed_process_takes_no_other_with_it(images):
+def test_they_divide_the_cells_and_what_ends_one_takes_no_other_with_it(tmp_path, images):
     Path("deadly").touch()
-    store, cells, arguments = plan(["of_jobs:Deadly", "fedavg"], [0, 1])
-    assert measure_in_jobs(cells, store, 2, arguments=arguments) == [-signal.SIGKILL]
-    (lost,) = unmeasured(cells, store)
-    assert (lost.experiment.method, lost.experiment.seed) == ("of_jobs:Deadly", 0)
-    assert store.failures() == {lost.hash: runner.LOST}
+    store, cells, arguments = plan(["of_jobs:Deadly", "of_jobs:Raises", "of_jobs:Slow"], [0, 1])
+    said = []
+    assert measure_in_jobs(cells, store, 2, say=said.append, arguments=arguments) == [-signal.SIGKILL]
+    assert said == []
+    left, failed = unmeasured(cells, store), store.failures()
+    killed, *raised = sorted(left, key=lambda cell: cell.experiment.method)
+    assert failed.keys() == {cell.hash for cell in left}
+    assert failed[killed.hash] == runner.LOST
+    assert [(cell.experiment.method, failed[cell.hash].error) for cell in raised] == [
+        ("of_jobs:Raises", "ValueError: a mistake")
+    ] * 2
     Path("deadly").unlink()
+    Path("slow").unlink()
     store.forget_failures(cells)
-    runner.measure(cells, store, lambda name: images)
-    assert unmeasured(cells, store) == []
+    runner.measure(cells, store, lambda name: images)  # the next command
+    good = [cell for cell in cells if cell not in raised]
+    assert found(store, good) == here(tmp_path / "one", good, images)
 
 
-def test_a_stop_reaches_all_and_keeps_what_is_under_way(tmp_path, images):
+def test_each_has_a_cell_and_a_stop_reaches_all_and_keeps_what_is_under_way(tmp_path, images):
     store, cells, arguments = plan(["of_jobs:Slow"], [0, 1], rounds=25)
 
-    asked = []
+    asked = set()
 
     def look():
-        if not asked and len([one for one in store.under_way().values() if one.round > 0]) == 2:
-            asked.append(True)
+        trains = {one.pid for one in store.under_way().values() if one.round > 0}
+        if not asked and len(trains) == 2:  # a cell each
+            asked.update(trains)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(runner.GridStopped) as stopped:
@@ -125,7 +110,8 @@ def test_they_end_with_the_command_that_started_them():
     if command == 0:
         measure_in_jobs(cells, store, 2, arguments=arguments)
         os._exit(0)
-    pids = wait_for_rounds(store)
+    until(lambda: len([one for one in store.under_way().values() if one.round > 0]) == 2)
+    pids = {one.pid for one in store.under_way().values()}
     os.kill(command, signal.SIGKILL)
     os.waitpid(command, 0)
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from feddure import plugins
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import runs
@@ -22,8 +22,6 @@ from feddure.studies.grid.store import Cell, Store, unmeasured
 from feddure.tracking import records
 from measured import found, here
 from waiting import until
-
-FULL = [errno.ENOSPC, errno.EDQUOT, errno.EROFS]
 
 
 class Raises(FedAvg):
@@ -160,7 +158,8 @@ def test_a_process_whose_parent_is_gone_keeps_what_is_under_way(tmp_path, traine
     assert {seed for seed, _ in trained} == {0}
 
 
-def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch, _checkpoint_each_round):
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
     written = []
     real = runner.checkpoint.write
     monkeypatch.setattr(runner.checkpoint, "write", lambda *given: (written.append(given[0].round), real(*given)))
@@ -168,7 +167,8 @@ def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch, _checkpoint
     assert written == [1, 2]  # not after the last round: the cell is finished then
 
 
-def test_a_kill_at_any_moment_loses_no_finished_cell_and_little_of_others(tmp_path, images, _checkpoint_each_round):
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_a_kill_at_any_moment_loses_no_finished_cell_and_little_of_others(tmp_path, images):
     wanted, store = cells("fedavg", "fedavg-fixmatch", rounds=6), Store(tmp_path / "killed")
     finished = []
     for rounds in (3, 9, 5):
@@ -212,7 +212,7 @@ def test_an_error_in_code_ends_only_its_cell(tmp_path):
     (problem,) = store.failures().values()
     assert problem.error == "OSError: a mistake"
     assert problem.traceback.splitlines()[1].startswith(f'  File "{__file__}", line ')
-    assert sorted(path.name for path in store.unfinished(wanted[0].hash).iterdir()) == ["failure.json", "lock"]
+    assert sorted(path.name for path in store.unfinished(wanted[0].hash).iterdir()) == ["failure.json"]
 
 
 @pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError])
@@ -286,9 +286,10 @@ def test_what_concerns_all_cells_ends_the_grid(tmp_path, monkeypatch):
     wanted, store = cells("raises", "fedavg"), Store(tmp_path)
     with pytest.raises(ConfigError, match="cuda was given"):
         measure(cells("fedavg", **{"engine.device": "cuda"}), store)
-    with monkeypatch.context() as patch, pytest.raises(RunError, match="what all cells share"):
+    with monkeypatch.context() as patch:
         patch.setattr(Raises, "step", step)
-        measure(wanted, store)
+        with pytest.raises(RunError, match="what all cells share"):
+            measure(wanted, store)
     monkeypatch.setattr(runner.failures, "is_usable", lambda device: False)
     with pytest.raises(RunError, match=r"a mistake\nThe error left this process without its GPU"):
         measure(cells("raises", "fedavg", options={"at": [0, 1]}), store)
@@ -302,8 +303,10 @@ def full(number):
     return write
 
 
-@pytest.mark.parametrize("number", FULL)
-@pytest.mark.parametrize("place", ["record", "checkpoint", "cell", "claim"])
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [("record", errno.ENOSPC), ("checkpoint", errno.EDQUOT), ("cell", errno.ENOSPC), ("claim", errno.EROFS)],
+)
 def test_a_full_disk_ends_the_grid_and_finished_cells_stay(tmp_path, monkeypatch, number, place):
     done, *wanted = cells("fedavg", "fedavg-matched", "feddure", seeds=(0,), rounds=2)
     store = Store(tmp_path)
@@ -317,7 +320,7 @@ def test_a_full_disk_ends_the_grid_and_finished_cells_stay(tmp_path, monkeypatch
             patch.setattr(os, "fsync", full(number))
             if place == "checkpoint":
                 patch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-        with pytest.raises(NotWritten, match="finished cells are kept. Make room there") as caught:
+        with pytest.raises(NotWritten, match="finished cells are kept") as caught:
             measure([done, *wanted], store)
     assert str(caught.value).startswith(str(tmp_path))
     assert measured([done, *wanted], store) == [True, False, False]
@@ -396,3 +399,13 @@ def test_a_cell_under_way_starts_afresh_with_new_code(tmp_path, write_code, trai
     trained.clear()
     measure(wanted, store)
     assert (0, 1) in trained
+
+
+def test_a_run_that_goes_on_with_other_code_says_so(tmp_path, images, write_code, recwarn):
+    (one,) = cells("some_own_module:Mine", seeds=(0,))
+    runs.execute(one.experiment, images, tmp_path / "run", progress=False)
+    runs.execute(one.experiment, images, tmp_path / "run", resume=True, progress=False)
+    assert not [warning for warning in recwarn if issubclass(warning.category, FeddureWarning)]
+    write_code(METHOD.format(2))
+    with pytest.warns(FeddureWarning, match="your own code .* has changed since this run was started"):
+        runs.execute(one.experiment, images, tmp_path / "run", resume=True, progress=False)

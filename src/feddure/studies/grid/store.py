@@ -235,11 +235,11 @@ class Store:
             yield not self.has(cell)  # it may have been finished between the look and the lock
         finally:
             (folder / _PROGRESS).unlink(missing_ok=True)
-            if self.has(cell) or not _rest(folder):
+            if self.has(cell):
                 _empty(folder)
-                with suppress(OSError):  # another process has just come
-                    (folder / _LOCK).unlink(missing_ok=True)
-                    folder.rmdir()
+            with suppress(OSError):  # not empty
+                (folder / _LOCK).unlink(missing_ok=True)
+                folder.rmdir()
             lock.release()
             with suppress(OSError):  # not empty
                 (self.folder / UNFINISHED).rmdir()
@@ -359,7 +359,8 @@ def unpack(path: Path) -> dict[str, Measurement]:
     found = {}
     number = 0
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+            number += 1
             tree = json.loads(line)
             key = tree.pop("environment")
             if "cell" not in tree:
@@ -500,17 +501,12 @@ def _os_errors(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: cannot be written ({problem.strerror})") from None
 
 
-def _rest(folder: Path) -> list[Path]:
-    """What a folder holds beside its lock."""
-    return [entry for entry in folder.iterdir() if entry.name != _LOCK] if folder.is_dir() else []
-
-
 def _empty(folder: Path) -> None:
-    """Remove all but the lock, which goes last: with it another process could begin to write here."""
-    for entry in _rest(folder):
+    """Remove all but the lock, which goes last: after it another process may begin to write here."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
-        else:
+        elif entry.name != _LOCK:
             entry.unlink(missing_ok=True)
 
 
