@@ -22,8 +22,8 @@ from feddure.studies.grid.store import Store
 app = typer.Typer()
 app.command("sweep")(sweep)
 NAME = "tiny-sweep"
-FILES = {"cells.jsonl", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "plan.json", "report.html",
-         "results.csv", "sweep.yaml"}  # fmt: skip
+FILES = {"cells.jsonl", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html", "results.csv",
+         "sweep.yaml"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

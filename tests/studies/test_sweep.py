@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from feddure.errors import ConfigError, DataError, FeddureError, RunError
+import synthetic
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.studies import sweep
 
 BASE = {
@@ -201,11 +202,12 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_a_folder_takes_its_own_sweep_again_and_a_larger_one(tmp_path):
     sweep.open_folder(read(tmp_path), tmp_path / "out")
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
     larger = read(tmp_path, seeds=[0, 1, 2, 3], grid=BASE["grid"] | {"method": ["fedavg", "feddure", "fedmatch"]})
-    sweep.open_folder(larger, tmp_path / "out")
+    store = sweep.open_folder(larger, tmp_path / "out")
     assert (tmp_path / "out" / "sweep.yaml").read_text() == larger.text
-    with pytest.raises(RunError, match=r"measures 12 experiments that this one lacks.*may grow but not shrink"):
+    synthetic.filled(store.folder, larger.cells(), lambda cell: 50.0)
+    sweep.check_folder(larger, tmp_path / "out")
+    with pytest.raises(RunError, match=r"holds 12 cells that this sweep lacks.*may grow but not shrink"):
         sweep.check_folder(read(tmp_path), tmp_path / "out")
 
 
@@ -216,15 +218,6 @@ def test_a_folder_with_something_else_is_refused(tmp_path, name):
     with pytest.raises(RunError, match="not empty and holds no sweep"):
         sweep.open_folder(read(tmp_path), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
-
-
-def test_a_damaged_plan_and_a_file_in_the_folders_place(tmp_path):
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
-    (tmp_path / "out" / "plan.json").write_text("{")
-    with pytest.raises(FeddureError, match=r"plan\.json: damaged; delete it to go on"):
-        sweep.open_folder(read(tmp_path), tmp_path / "out")
-    (tmp_path / "out" / "plan.json").unlink()
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match="a file is there"):
         sweep.check_folder(read(tmp_path), tmp_path / "rates.yaml")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from feddure.errors import ConfigError
-from feddure.studies.grid import runner as grid
+from feddure.studies.grid.runner import program_of
 from feddure.studies.paper.plan import STUDIES, TABLE1, Request, cells, check_names, check_once
 
 
@@ -12,7 +12,7 @@ def test_table_1_has_ninety_runs_a_data_set():
     assert len(found) == len({cell.hash for cell in found}) == 180
     assert {cell.experiment.rounds for cell in found} == {200}
     assert {cell.experiment.method for cell in found} == set(TABLE1)
-    assert len(grid.groups([cell for cell in found if cell.experiment.dataset == "cifar10"])) == 10
+    assert len({program_of(cell) for cell in found if cell.experiment.dataset == "cifar10"}) == 10
 
 
 def test_charts_share_the_papers_own_point_with_its_tables():

@@ -46,7 +46,7 @@ def write_index(folder: Path) -> list[Path]:
         readme.append(f"| [{key}]({files[0]}) | {about} | {listed} |")
     readme += [
         "",
-        "`results.csv` has a line for each study and measured cell, `cells/` all of it with curves and diagnostics.",
+        "`results.csv` has a line for each study and measured cell, `cells.jsonl` all with curves and diagnostics.",
         "",
     ]
     contents = {"index.html": pages.render(page).encode()}
