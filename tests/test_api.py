@@ -69,6 +69,43 @@ def test_objects_in_a_finished_run_out(images, tmp_path, monkeypatch):
     assert str(tmp_path / "run") in repr(done)
 
 
+class Norms(feddure.Observer):
+    """Follows the global model from round to round."""
+
+    def __init__(self, last=99):
+        self.last, self.seen, self.closed = last, [], False
+
+    def round_done(self, federation, record, seconds):
+        assert record["round"] == federation.round <= federation.experiment.rounds
+        assert seconds > 0
+        self.seen.append(federation.server.state["theta"].norm().item())
+        if record["round"] == self.last:
+            raise ValueError("seen enough")
+
+    def close(self):
+        self.closed = True
+
+
+def test_observers_are_told_of_every_round_and_change_nothing(images, tmp_path):
+    norms = Norms()
+    watched = run(images, tmp_path / "watched", rounds=3, observers=[norms])
+    assert len(set(norms.seen)) == 3
+    assert norms.closed
+    assert watched.metrics == run(images, tmp_path / "alone", rounds=3).metrics
+
+
+def test_an_observer_that_fails_ends_the_run_which_can_be_resumed(images, tmp_path):
+    failing, other = Norms(last=2), Norms()
+    with pytest.raises(ValueError, match="seen enough"):
+        run(images, tmp_path / "run", rounds=3, observers=[failing, other], sets={"checkpoint_every": 1})
+    assert failing.closed
+    assert other.closed
+    assert len(other.seen) == 1
+    again = run(images, tmp_path / "run", rounds=3, observers=[other], resume=True, sets={"checkpoint_every": 1})
+    assert len(other.seen) == 2
+    assert again.summary.rounds == 3
+
+
 def test_the_model_is_what_was_evaluated(images, tmp_path):
     done = run(images, tmp_path / "run", setting="iid-iid", sets={"optimizer.learning_rate": 0.01}, method="fedavg-sl")
     pixels = (torch.from_numpy(images.test_images).permute(0, 3, 1, 2).double() / 255 - 0.35) / 0.25

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddure.serving.export import export
     from feddure.serving.load import load_model
     from feddure.serving.predict import predict
+    from feddure.tracking.observer import Observer
 
 __all__ = [
     "Batch",
@@ -34,6 +35,7 @@ __all__ = [
     "FeddureError",
     "Method",
     "Needs",
+    "Observer",
     "Run",
     "__version__",
     "cross_entropy",
@@ -58,6 +60,7 @@ _FOUND_IN = {
     "FeddureError": "errors",
     "Method": "methods.base",
     "Needs": "data.batches",
+    "Observer": "tracking.observer",
     "Run": "api",
     "cross_entropy": "methods.base",
     "export": "serving.export",

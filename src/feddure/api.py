@@ -1,6 +1,8 @@
 """The package from Python: `feddure.run(...)` and what it returns."""
 
-from collections.abc import Callable
+import itertools
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from feddure.reports.run_report import write_report
 from feddure.serving.network import read_network
 from feddure.simulation import runs
 from feddure.tracking import records
+from feddure.tracking.observer import Observer
 from feddure.tracking.summary import Summary, summarise
 
 
@@ -71,12 +74,14 @@ def run(
     resume: bool = False,
     data_dir: Path | str | None = None,
     progress: bool = True,
+    observers: Sequence[Observer] = (),
     sets: dict[str, Any] | None = None,
 ) -> Run:
     """Run one experiment and return it.
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
+    `observers` are told of every round (`feddure.Observer`).
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
@@ -91,28 +96,25 @@ def run(
     }
     experiment = config.load(preset, Path(config_file) if config_file else None, changes)
     folder = Path(out) if out is not None else default_folder(experiment)
-    images = _checked(dataset) if isinstance(dataset, Dataset) else _load(experiment, data_dir, progress)
-    runs.execute(experiment, images, folder, resume, progress)
+    if isinstance(dataset, Dataset):
+        images = check(dataset, f"data set '{dataset.name}'")
+    else:
+        images = data.load(experiment.dataset, Path(data_dir) if data_dir else None, progress)
+    runs.execute(experiment, images, folder, resume, progress, observers)
     return Run(folder)
 
 
 def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
     """A folder under `runs/` named after the experiment that is not there yet."""
     words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")
-    name = "-".join(words).replace("/", "_").replace(":", "_").replace("?", "_")
-    folder, number = root / name, 1
-    while folder.exists():
-        number += 1
-        folder = root / f"{name}-{number}"
-    return folder
+    return new_folder("-".join(words), root)
 
 
-def _load(experiment: Experiment, data_dir: Path | str | None, progress: bool) -> Dataset:
-    return data.load(experiment.dataset, Path(data_dir) if data_dir else None, progress)
-
-
-def _checked(dataset: Dataset) -> Dataset:
-    return check(dataset, f"data set '{dataset.name}'")
+def new_folder(name: str, root: Path = Path("runs")) -> Path:
+    """A folder of this name, or with a number after it, that is not there yet."""
+    name = re.sub(r"[/:?]", "_", name)
+    numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
 
 
 def _name(thing: Any, register: Callable[[str, Any], None]) -> str | None:

@@ -96,6 +96,10 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
     assert "accuracy, last evaluation" in out
     here = tmp_path / "here"
     assert (here / "stopped" / "metrics.jsonl").read_bytes() == (here / "whole" / "metrics.jsonl").read_bytes()
+    code, out, err = feddure("run", "--out", "stopped", "--resume")
+    assert code == 0
+    assert "finished already" in err
+    assert "accuracy, last evaluation" in out
     code, _, err = feddure("run", "--dataset", data, *SMALL, "--out", "stopped")
     assert code == 2
     assert "add --resume" in err

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.simulation.diagnostics import auroc, diagnose
-from feddure.simulation.federation import run
 
 
 def client(weight, pseudo, **further):
@@ -157,15 +156,7 @@ def test_a_method_of_ones_own_may_record_less_or_mean_something_else():
 
 @pytest.mark.parametrize(("method", "rewarded"), [("feddure", True), ("fedavg-fixmatch", False), ("fedavg", None)])
 def test_rounds_carry_the_diagnostics_their_method_has(images, method, rewarded):
-    seen = []
-
-    class Watch:
-        def round_done(self, federation, record, seconds):
-            seen.append(record)
-
-    federation = tiny.federation(tiny.experiment(method=method, rounds=1), images)
-    run(federation, [Watch()])
-    (record,) = seen
+    record = tiny.federation(tiny.experiment(method=method, rounds=1), images).train_round()
     assert ("diagnostics" in record) == (rewarded is not None)
     if rewarded is not None:
         found = record["diagnostics"]

@@ -124,8 +124,7 @@ def test_resume_is_identical_where_that_is_asked_for(colour, tmp_path):
     changes = {"method": "feddure", "feddure.f_reg_memory": "client", "engine.deterministic": True, "rounds": 4}
     whole = tiny.federation(on_gpu(changes), colour)
     for _ in range(2):
-        tasks = whole.tasks()
-        whole.finish_round(tasks, whole.engine.run(tasks))
+        whole.train_round()
     checkpoint.write(whole.server, tmp_path)
     run(whole)
     resumed = tiny.federation(on_gpu(changes), colour)

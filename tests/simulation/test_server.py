@@ -75,10 +75,7 @@ def test_the_average_of_the_global_model(images):
     close(federation.server.averaged[0], average)
     found = federation.server.test()
     assert found["test_ema"]["loss"] != found["test"]["loss"]
-
-
-def test_no_average_is_kept_where_none_is_asked_for(images):
-    assert "test_ema" not in tiny.finished(tiny.experiment(), images).server.test()
+    assert "test_ema" not in tiny.federation(tiny.experiment(), images).server.test()
 
 
 def test_server_optimisers_leave_statistics_to_the_mean(images):
@@ -144,19 +141,14 @@ def test_a_server_without_any_image_makes_the_same_model(images, method):
 def test_an_answer_with_a_problem_counts_for_nothing_but_what_was_sent(images):
     experiment = tiny.experiment(rounds=1)
     one, other = (tiny.federation(experiment, images) for _ in range(2))
-    tasks = one.tasks()
-    results = one.engine.run(tasks)
-    whole = [
-        server.Answer(task.client, task.steps, task.received, result.upload)
-        for task, result in zip(tasks, results, strict=True)
-    ]
+    whole = answers_of(one)
     lost = dataclasses.replace(whole[1], upload={}, problem="no answer in time")
     record, problems = one.server.finish_round([whole[0], lost, whole[2]])
     other.server.finish_round([whole[0], whole[2]])
     tiny.assert_equal(one.server.state, other.server.state)
     assert problems == {lost.client: "no answer in time"}
     assert record["left_out"] == [lost.client]
-    assert record["clients"] == [task.client for task in tasks]
+    assert record["clients"] == [answer.client for answer in whole]
     assert record["communication"]["down"] == 1.5 * record["communication"]["up"]
 
 

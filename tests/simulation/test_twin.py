@@ -16,8 +16,7 @@ def assert_rounds_agree(experiment, images, owned=None, tolerance=1e-10):
     federation = tiny.federation(experiment, images, owned=owned)
     twin = Twin(experiment, images, owned)
     for _ in range(experiment.rounds):
-        tasks = federation.tasks()
-        record = federation.finish_round(tasks, federation.engine.run(tasks))
+        record = federation.train_round()
         twin.play()
         assert record["clients"] == twin.clients(twin.round)
         assert record["train"]["loss"] == pytest.approx(sum(twin.losses) / len(twin.losses), rel=1e-12)
@@ -28,10 +27,10 @@ def assert_rounds_agree(experiment, images, owned=None, tolerance=1e-10):
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("method", METHODS)
 def test_rounds_equal_the_textbook(images, method, norm):
-    assert_rounds_agree(tiny.experiment(method=method, norm=norm, rounds=3), images)
+    assert_rounds_agree(tiny.experiment(method=method, norm=norm), images)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 9])
+@pytest.mark.parametrize("lanes", [2, 9])
 def test_the_number_of_lanes_changes_nothing(images, lanes):
     experiment = tiny.experiment({"method": "fedprox-sl", "engine.lanes": lanes, "clients_per_round": 4})
     federation = assert_rounds_agree(experiment, images)
@@ -75,10 +74,8 @@ def test_federations_on_one_engine_equal_each_alone(images):
         (tiny.experiment(), images),
         (tiny.experiment(seed=7), images),
         (tiny.experiment({"partition.setting": "iid-iid", "rounds": 3}), images),
-        (tiny.experiment(method="fedavg-matched", local_steps=1, labelled_batch=3), images),
-        (tiny.experiment(method="fedavg-matched", local_steps=3, labelled_batch=4), images),
-        (tiny.experiment({"method": "fedprox-sl", "server.weight": "uniform"}), images),
-        (tiny.experiment(method="fedprox-sl", proximal=0.5), images),
+        (tiny.experiment(method="fedavg", local_steps=1, labelled_batch=3), images),
+        (tiny.experiment({"server.weight": "uniform"}, proximal=0.5), images),
         (tiny.experiment({"method": "feddure", "optimizer.learning_rate": 1e-3}), images),
         (tiny.experiment({"norm": "group", "server.optimizer": "momentum", "server.ema": 0.5}), images),
         (tiny.experiment(), other_images),

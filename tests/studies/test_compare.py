@@ -1,7 +1,9 @@
 """Comparisons: equal conditions, the same results as single runs, and verdicts that chance cannot earn."""
 
 import csv
+import itertools
 import math
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -55,18 +57,31 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def without_times(path):
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]
+# --- equal conditions, stopping and going on -------------------------------------------------------------
+
+SEEDS = (0, 5)
+CHANGES = {"rounds": 3, "checkpoint_every": 2}
 
 
-# --- equal conditions ----------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def alone(images, tmp_path_factory):
+    """The files of each run where it trains by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "TensorBoard", folders.Watcher)
+        patch.setattr(runs, "write_report", lambda run_folders, out: None)
+        for method, seed in itertools.product(METHODS, SEEDS):
+            wanted = tiny.experiment(CHANGES | {"method": method, "seed": seed})
+            runs.execute(wanted, images, run_folder(folder, method, seed), progress=False)
+    return contents(folder)
 
 
-def test_methods_share_partition_and_clients_seed_by_seed(images, tmp_path):
-    found = compared(images, tmp_path / "out", seeds=(0, 5), rounds=3).runs
-    by_seed = {seed: [run for run in found if run.experiment.seed == seed] for seed in (0, 5)}
+def test_a_comparison_is_its_runs_one_by_one_on_shared_partitions_and_clients(images, tmp_path, alone):
+    found = compared(images, tmp_path, seeds=SEEDS, **CHANGES).runs
+    assert contents(tmp_path) == alone
     hashes, clients = {}, {}
-    for seed, group in by_seed.items():
+    for seed in SEEDS:
+        group = [run for run in found if run.experiment.seed == seed]
         assert [run.experiment.method for run in group] == list(METHODS)
         (hashes[seed],) = {run.partition["sha256"] for run in group}
         (clients[seed],) = {str([record["clients"] for record in run.metrics]) for run in group}
@@ -74,87 +89,40 @@ def test_methods_share_partition_and_clients_seed_by_seed(images, tmp_path):
     assert clients[0] != clients[5]
 
 
-@pytest.mark.parametrize("engine", [{}, {"engine.lanes": 3}, {"engine.precision": "fp32"}])
-def test_runs_side_by_side_equal_separate_ones(images, tmp_path, engine):
-    compared(images, tmp_path / "out", seeds=(0, 1), **engine)
-    for method in METHODS:
-        for seed in (0, 1):
-            wanted = tiny.experiment({"method": method, "seed": seed, **engine})
-            runs.execute(wanted, images, run_folder(tmp_path / "alone", method, seed), progress=False)
-    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
-
-
-def test_time_is_a_runs_own_on_one_lane_and_shared_on_several(images, tmp_path):
-    for lanes, sharing, words in ((1, 1, "this run"), (2, 3, "3 runs together")):
-        found = compared(images, tmp_path / str(lanes), **{"engine.lanes": lanes})
-        assert {record["shared_by"] for run in found.runs for record in run.timing} == {sharing}
-        assert {row["seconds_are_of"] for row in table(tmp_path / str(lanes) / "comparison.csv")} == {words}
-
-
-def test_runs_that_share_an_engine_have_the_same_engine_options(images, tmp_path):
-    experiments = [tiny.experiment(), tiny.experiment({"seed": 1, "engine.lanes": 2})]
-    with pytest.raises(ConfigError, match="different engine options"):
-        runs.prepare(experiments, images, [tmp_path / "a", tmp_path / "b"])
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- stopping and going on -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("turns", [0, 5, 40])
-def test_a_stopped_comparison_resumes_to_the_same_results(images, tmp_path, monkeypatch, turns):
-    changes = {"rounds": 4, "checkpoint_every": 3}
-    compared(images, tmp_path / "whole", **changes)
-    folder = tmp_path / "stopped"
+@pytest.mark.parametrize("turns", [0, 25])
+def test_a_stopped_comparison_resumes_to_the_same_results(images, tmp_path, monkeypatch, alone, turns):
     with monkeypatch.context() as patch:
         stop_after(patch, turns)
-        with pytest.raises(runs.Interrupted, match=f"feddure compare --out {folder} --resume") as caught:
-            compared(images, folder, **changes)
+        with pytest.raises(runs.Interrupted, match=f"feddure compare --out {tmp_path} --resume") as caught:
+            compared(images, tmp_path, seeds=SEEDS, **CHANGES)
     assert caught.value.exit_code == 130
-    assert not (folder / "comparison.csv").exists()
-    compared(images, folder, methods=(), seeds=(), resume=True, **changes)
-    assert contents(folder) == contents(tmp_path / "whole")
-    for name in ("comparison.csv", "paired.csv"):
-        assert without_times(folder / name) == without_times(tmp_path / "whole" / name)
+    assert not (tmp_path / "comparison.csv").exists()
+    compared(images, tmp_path, methods=(), seeds=(), resume=True, **CHANGES)
+    assert contents(tmp_path) == alone
 
 
-def test_a_crash_between_two_members_checkpoints_loses_nothing(images, tmp_path, monkeypatch):
-    changes = {"rounds": 4, "checkpoint_every": 1}
-    compared(images, tmp_path / "whole", **changes)
-    write, written = checkpoint.write, iter(range(100))
-
-    def crash(*arguments):
-        if next(written) == 4:
-            raise KeyboardInterrupt
-        write(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", crash)
-        with pytest.raises(KeyboardInterrupt):
-            compared(images, tmp_path / "crashed", **changes)
-    compared(images, tmp_path / "crashed", resume=True, **changes)
-    assert contents(tmp_path / "crashed") == contents(tmp_path / "whole")
-
-
-def test_methods_and_seeds_can_be_added_and_finished_runs_stay(images, tmp_path):
-    folder = tmp_path / "out"
-    compared(images, folder, methods=("fedavg", "fedavg-matched"))
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-seed0/*")}
-    found = compared(images, folder, methods=("feddure",), seeds=(3,), resume=True)
-    assert found.plan == Plan(METHODS, (0, 3), "fedavg-matched") == read_plan(folder)
+def test_methods_and_seeds_can_be_added_and_finished_runs_stay(images, tmp_path, alone):
+    compared(images, tmp_path, methods=METHODS[:2], seeds=(0,), **CHANGES)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-seed0/*")}
+    found = compared(images, tmp_path, methods=METHODS[2:], seeds=(5,), resume=True, **CHANGES)
+    assert found.plan == Plan(METHODS, SEEDS, "fedavg-matched") == read_plan(tmp_path)
     assert len(found.runs) == 6
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    compared(images, tmp_path / "at once", seeds=(0, 3))
-    assert contents(folder) == contents(tmp_path / "at once")
+    assert contents(tmp_path) == alone
+    (run_folder(tmp_path, "feddure", 0) / "model.safetensors").unlink()
+    compared(images, tmp_path, methods=(), seeds=(), resume=True, **CHANGES)
+    assert contents(tmp_path) == alone
 
 
-def test_a_run_that_lost_its_model_is_finished_again(images, tmp_path):
-    folder = tmp_path / "out"
-    compared(images, folder)
-    before = contents(folder)
-    (run_folder(folder, "feddure", 0) / "model.safetensors").unlink()
-    compared(images, folder, resume=True)
-    assert contents(folder) == before
+def test_a_second_comparison_in_the_folder_is_refused(images, tmp_path):
+    with runs.lock(tmp_path), pytest.raises(RunError, match=f"process {os.getpid()} is working on it"):
+        compared(images, tmp_path)
+
+
+def test_progress_names_method_and_seed(images, tmp_path, capsys):
+    compare(make_plan(["fedavg", "feddure"], [3]), tiny.experiment(rounds=1), images, tmp_path)
+    lines = [line.split("  ")[:2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [["FedAvg, seed 3 (1 of 2)", "round 1/1"], ["FedDure, seed 3 (2 of 2)", "round 1/1"]]
 
 
 # --- methods that fail ---------------------------------------------------------------------------------
@@ -182,11 +150,12 @@ def _bad_methods(monkeypatch):
     monkeypatch.setitem(known_methods.METHODS, "mistaken", Mistaken)
 
 
-bad_methods = pytest.mark.usefixtures("_bad_methods", "_with_report")
+bad_methods = pytest.mark.usefixtures("_bad_methods")
 told = pytest.mark.filterwarnings("ignore::feddure.errors.FeddureWarning")
 
 
 @bad_methods
+@pytest.mark.usefixtures("_with_report")
 @told
 def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
     changes = {"rounds": 3, "checkpoint_every": 1}
@@ -204,20 +173,11 @@ def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
     page = found.report.read_text()
     assert "raises failed: ValueError: a mistake." in page
     assert "mistaken failed: method &#39;mistaken&#39; uses batch.strong" in page
-    compared(images, tmp_path / "good", ("fedavg", "fedavg-matched"), (0, 1), **changes)
-    there = contents(tmp_path / "good")
-    for (run, name), content in there.items():
-        assert (tmp_path / "out" / run / name).read_bytes() == content
 
 
 @bad_methods
 def test_the_user_hears_of_a_failed_method_at_once(images, tmp_path):
-    with (
-        pytest.warns(
-            FeddureWarning, match="^ValueError: a mistake; each method is tried by itself, from its last check"
-        ),
-        pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake$"),
-    ):
+    with pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake"):
         compared(images, tmp_path / "out", ("raises", "fedavg"))
 
 
@@ -238,6 +198,7 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
 
 
 @bad_methods
+@pytest.mark.usefixtures("_with_report")
 @told
 def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_path):
     found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")

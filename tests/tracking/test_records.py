@@ -1,6 +1,7 @@
 import json
 import math
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from feddure.config import load
 from feddure.errors import RunError
-from feddure.tracking.records import Writer, read, read_run, truncate
+from feddure.tracking.records import Recorder, Writer, read, read_run, truncate
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -33,12 +34,6 @@ def test_floats_come_back_exactly(values, tmp_path_factory):
     assert list(read(path)[0]["train"].values()) == values
 
 
-def test_equal_records_give_equal_bytes(tmp_path):
-    for name in ("a", "b"):
-        write_rounds(tmp_path / name, 20)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_each_line_is_on_disk_before_the_next(tmp_path):
     path = tmp_path / "metrics.jsonl"
     writer = Writer(path)
@@ -54,14 +49,6 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
         writer.write({"round": 1, "test": {"loss": math.nan, "per_class": [math.inf, 0.5]}})
     assert read(path) == [{"round": 1, "test": {"loss": None, "per_class": [None, 0.5]}}]
     assert "NaN" not in path.read_text()
-
-
-def test_a_torn_last_line_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    write_rounds(path, 3)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    assert rounds_of(path) == [1, 2]
 
 
 @given(cut=st.integers(min_value=0))
@@ -98,15 +85,6 @@ def test_truncate_keeps_the_bytes_of_what_stays(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_truncating_to_the_present_drops_only_a_torn_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    write_rounds(path, 2)
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"rou')
-    truncate(path, 2)
-    assert path.read_bytes() == whole
-
-
 def test_a_kill_while_truncating_leaves_the_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     write_rounds(path, 5)
@@ -123,14 +101,19 @@ def test_a_kill_while_truncating_leaves_the_file_whole(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_resumed_writer_makes_the_file_of_an_unbroken_run(tmp_path):
-    write_rounds(tmp_path / "unbroken", 9)
-    write_rounds(tmp_path / "resumed", 6)
-    with Writer(tmp_path / "resumed") as writer:
-        writer.keep(4)
-        for number in range(5, 10):
-            writer.write({"round": number, "train": {"loss": 1 / number}})
-    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "unbroken").read_bytes()
+def test_a_resumed_recorder_makes_the_files_of_an_unbroken_run(tmp_path):
+    def record(folder, first, last, at_round=0):
+        folder.mkdir(exist_ok=True)
+        with closing(Recorder(folder, at_round)) as recorder:
+            for number in range(first, last + 1):
+                recorder.round_done(None, {"round": number, "clients": [4, 2], "steps": [1, 5]}, seconds=0.5)
+
+    record(tmp_path / "unbroken", 1, 9)
+    record(tmp_path / "resumed", 1, 6)
+    record(tmp_path / "resumed", 5, 9, at_round=4)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+    assert read(tmp_path / "resumed" / "timing.jsonl")[0] == {"round": 1, "seconds": 0.5, "clients": 2, "steps": 6}
 
 
 def test_an_empty_file_has_no_records(tmp_path):

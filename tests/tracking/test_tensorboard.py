@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -59,16 +56,6 @@ def test_a_resumed_run_replaces_the_rounds_it_runs_again(tmp_path):
     assert curve(tmp_path, "test/accuracy")[-1] == (5, 0.5)
 
 
-def test_only_its_own_federation_is_written(tmp_path):
-    mine, other = object(), object()
-    board = TensorBoard(tmp_path, mine)
-    board.round_done(other, record(1), 0.5)
-    assert list(tmp_path.iterdir()) == []
-    board.round_done(mine, record(1), 0.5)
-    board.close()
-    assert curve(tmp_path, "seconds") == [(1, 0.5)]
-
-
 def test_closing_without_a_round_leaves_no_file(tmp_path):
     TensorBoard(tmp_path).close()
     assert list(tmp_path.iterdir()) == []
@@ -93,17 +80,3 @@ def test_diagnostics_and_the_averaged_model_have_curves_of_their_own():
         "test_ema/accuracy": 0.4,
         "test_ema_per_class/0": 0.3,
     }
-
-
-def test_it_is_quiet_and_loads_nothing_before_it_is_used(tmp_path):
-    program = (
-        "import sys, pathlib\n"
-        "from feddure.tracking.tensorboard import TensorBoard\n"
-        "assert 'tensorboard' not in sys.modules\n"
-        "board = TensorBoard(pathlib.Path(sys.argv[1]))\n"
-        "board.round_done(None, {'round': 1, 'train': {'loss': 1.0}}, 0.1)\n"
-        "board.close()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
-    assert curve(tmp_path, "train/loss") == [(1, 1.0)]

@@ -1,7 +1,5 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
-import itertools
-import re
 import shlex
 import time
 from pathlib import Path
@@ -63,7 +61,7 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import config, data
+    from feddure import api, config, data
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
@@ -83,9 +81,8 @@ def compare(
     named = names("--methods", methods) if methods is not None else config.methods(preset) if preset is not None else []
     chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
     plan = study.make_plan(named, chosen, against, present)
-    folder = (
-        out if out is not None else _default_folder(preset or f"{experiment.dataset}-{experiment.partition.setting}")
-    )
+    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
+    folder = out if out is not None else api.new_folder(f"compare-{name}")
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = data.load(experiment.dataset, data_dir, progress=True)
     expect_clients(clients, experiment.partition.setting, images)
@@ -153,10 +150,3 @@ def _expect_no_run_options(sets: list[str]) -> None:
         key = text.partition("=")[0].strip()
         if key in ("method", "seed"):
             raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
-
-
-def _default_folder(name: str) -> Path:
-    """A folder under `runs/` that is not there yet."""
-    name = "compare-" + re.sub(r"[/:?]", "_", name)
-    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())

@@ -61,10 +61,13 @@ def run(
     # Paths are printed as they are: on one line, and without a meaning for [brackets].
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     console.print(f"run folder: {folder}")
+    finished_before = runs.is_finished(folder)
     try:
         finished = runs.execute(experiment, images, folder, resume)
     except runs.Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
-    Console().print(summary_table([finished]))
+    if finished_before:
+        console.print("the run is finished already; nothing was trained")
+    Console().print(summary_table(finished))
     Console(soft_wrap=True, markup=False, highlight=False).print(f"report: {folder / runs.REPORT_FILE}")

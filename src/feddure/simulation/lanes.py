@@ -1,10 +1,9 @@
 """Lanes: places where clients train side by side.
 
 A lane holds the static tensors of one client in training. On CUDA it has its own stream and, for each shape of
-batch, its own captured graph of one local step. The tasks of a round (of one federation or of many) are
-dealt out longest first; a lane that has finished a client writes what it uploads to that client's own slot and takes
-its next task in place. Nothing waits for anything else until the round is over. On a CPU the lanes take turns, which
-changes nothing but the order of the work.
+batch, its own captured graph of one local step. The tasks of a round are dealt out longest first; a lane that has
+finished a client writes what it uploads to that client's own slot and takes its next task in place. Nothing waits for
+anything else until the round is over. On a CPU the lanes take turns, which changes nothing but the order of the work.
 """
 
 import time

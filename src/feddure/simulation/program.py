@@ -1,7 +1,7 @@
 """A program: one method with its options on one network, ready to run on any client.
 
-Federations that differ only in seed, partition or server share a program, and with it lanes, compiled code and
-captured graphs.
+Federations on one engine that differ only in seed, partition or server share a program, and with it lanes, compiled
+code and captured graphs.
 """
 
 import json

@@ -74,8 +74,12 @@ def execute(
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile
         checkpoint.read(federation.server, folder)
         _write_start(federation, folder)
-        on_disk = _OnDisk(folder, federation, resume_command)
-        _train(federation, folder, [on_disk, *observers, *([console_observer()] if progress else [])], resume_command)
+        watching = [_OnDisk(folder, federation, resume_command), *observers]
+        if progress:
+            console = console_observer()
+            console.begin(experiment.rounds, federation.round)
+            watching.append(console)
+        _train(federation, folder, watching, resume_command)
         write_whole(folder / MODEL_FILE, pack_model(federation.server), RunError)
         write_report([folder], folder / REPORT_FILE)
     return records.read_run(folder)

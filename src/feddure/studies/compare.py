@@ -8,6 +8,7 @@ import itertools
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,8 +140,8 @@ def compare(
         failed = _train(wanted, dataset, folder, resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
-            if not any(path.exists() for path in wanted):  # what cannot be run at all is no comparison
-                (folder / PLAN_FILE).unlink()
+            if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
+                _remove(folder)
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
@@ -173,24 +174,42 @@ def _train(
     resume_command = f"feddure compare --out {shlex.quote(str(folder))} --resume"
     engine, method = Engine(next(iter(left.values())).engine), ""
     console = console_observer() if progress else None
-    for number, (path, experiment) in enumerate(left.items(), start=1):
-        if experiment.method in failed:
-            continue
-        if experiment.method != method:
-            engine.release()  # the seeds of a method share its lanes; those of another need the memory
-            method = experiment.method
-        if console:
-            name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
-            console.begin(name, experiment.rounds * (len(left) - number))
-        try:
-            observers = [console] if console else []
-            runs.execute(experiment, dataset, path, resume, False, observers, engine, resume_command)
-        except Exception as error:
-            if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
-                raise
-            failed[method] = grid_failures.describe(error)
-            warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
+    with closing(console) if console else nullcontext():
+        for number, (path, experiment) in enumerate(left.items(), start=1):
+            if experiment.method in failed:
+                continue
+            if experiment.method != method:
+                engine.release()  # the seeds of a method share its lanes; those of another need the memory
+                method = experiment.method
+            if console:
+                name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
+                console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
+            try:
+                observers = [console] if console else []
+                runs.execute(
+                    experiment,
+                    dataset,
+                    path,
+                    resume,
+                    progress=False,
+                    observers=observers,
+                    engine=engine,
+                    resume_command=resume_command,
+                )
+            except Exception as error:
+                if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
+                    raise
+                failed[method] = grid_failures.describe(error)
+                if path.exists():  # what could not even begin is told at the end
+                    warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
     return failed
+
+
+def _remove(folder: Path) -> None:
+    for name in (PLAN_FILE, runs.LOCK_FILE):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:

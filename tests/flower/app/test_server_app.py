@@ -542,7 +542,7 @@ def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root)
     assert server.experiment.partition.clients == 4
     expected = tiny.finished(server.experiment, data.load("fashion-mini"))
     tiny.assert_equal(server.state, expected.server.state)
-    assert json.dumps(written(root)[-1]["test"]) == json.dumps(expected.test()["test"])
+    assert json.dumps(written(root)[-1]["test"]) == json.dumps(expected.server.test()["test"])
 
 
 def test_a_site_hears_why_its_answer_was_left_out(root, capsys):

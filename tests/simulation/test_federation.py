@@ -11,7 +11,6 @@ import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.fedavg import FedAvg
-from feddure.simulation.federation import run
 
 
 class Broken(FedAvg):
@@ -21,19 +20,6 @@ class Broken(FedAvg):
         broken = client.key[2] in client.experiment.options["broken"]
         sent = super().upload(client)
         return sent | {"theta": sent["theta"] * float("nan")} if broken else sent
-
-
-class Records:
-    """An observer that keeps what it is shown."""
-
-    def __init__(self):
-        self.seen = []
-
-    def round_done(self, federation, record, seconds):
-        self.seen.append(record)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +32,8 @@ def broken(*clients, **changes):
 
 
 def played(federation):
-    records = Records()
-    run(federation, [records])
-    return records.seen
+    """The records of all rounds."""
+    return [federation.train_round() for _ in range(federation.experiment.rounds)]
 
 
 def test_an_update_that_is_not_finite_is_left_out(images):
@@ -91,11 +76,8 @@ def test_memory_of_a_client_that_was_left_out_is_not_kept(images):
     federation = tiny.federation(broken(2, method="forgetful"), images)
     with pytest.warns(FeddureWarning):
         played(federation)
-    assert {client: memory["seen"].item() for client, memory in federation.server.memories.items()} == {
-        0: 2,
-        1: 2,
-        3: 2,
-    }
+    seen = {client: memory["seen"].item() for client, memory in federation.server.memories.items()}
+    assert seen == {0: 2, 1: 2, 3: 2}
 
 
 def site_dataset():
