@@ -19,8 +19,8 @@ class Clock:
         return self.now
 
 
-def cell(options="", **changes):
-    return Cell("table1", "demo", tiny.experiment({"dataset": "fashion-mini", "rounds": 10} | changes), options)
+def cell(**changes):
+    return Cell("table1", "demo", tiny.experiment({"dataset": "fashion-mini", "rounds": 10} | changes))
 
 
 def watching(folder, cells, terminal=False):
@@ -45,7 +45,7 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
     assert "1/2 cells  0:01:00  left 0:00:20" in text.getvalue()
     watch.close()
     watch.close()
-    assert text.getvalue().count("fedavg, fashion-mini, dir-dir, seed 0: 42.00 %") == 1
+    assert text.getvalue().count("FedAvg, seed 0: 42.00 %") == 1
 
 
 def test_bars_come_and_go_on_a_terminal(tmp_path):
@@ -90,15 +90,3 @@ def test_a_cell_that_lost_updates_says_so(tmp_path):
     store.keep(synthetic.measured(cells[1], 42.0))
     watch.close()
     assert text.getvalue().count("less than 1 % of the clients' updates were not finite") == 1
-
-
-def test_names_tell_cells_apart_by_what_they_differ_in(tmp_path):
-    rates = [cell(f"rate={rate}", **{"optimizer.learning_rate": rate}) for rate in (0.1, 0.2)]
-    gammas = [cell(**{"partition.gamma": gamma}) for gamma in (0.1, 0.3)]
-    settings = [cell(**{"partition.setting": setting}) for setting in ("iid-iid", "dir-dir")]
-    for number, (cells, said) in enumerate([(rates, "rate=0.2"), (gammas, "gamma=0.3"), (settings, "iid-iid, seed 0")]):
-        watch, store, text, _ = watching(tmp_path / str(number), cells)
-        for one in cells:
-            store.keep(synthetic.measured(one, 42.0))
-        watch.close()
-        assert text.getvalue().count(said) == 1

@@ -141,6 +141,9 @@ def test_a_claimed_cell_is_nobody_elses(tmp_path):
     with Store(tmp_path).claimed(one) as mine:
         assert mine
     assert list(tmp_path.iterdir()) == []
+    kept(Store(tmp_path), one)
+    with Store(tmp_path).claimed(one) as mine:
+        assert not mine
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -172,13 +175,6 @@ def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_cell_cannot_be_claimed(tmp_path):
-    store, one = Store(tmp_path), cell()
-    kept(store, one)
-    with store.claimed(one) as mine:
-        assert not mine
-
-
 def test_the_claim_of_a_killed_process_is_free(tmp_path):
     store, one = Store(tmp_path), cell()
     child = os.fork()
@@ -191,11 +187,6 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path):
     assert store.under_way() == {}
     with store.claimed(one) as mine:
         assert mine
-
-
-def test_what_is_noted_of_a_cell_can_be_seen_while_it_is_claimed(tmp_path):
-    store, one = Store(tmp_path), cell()
-    with store.claimed(one):
         store.note(one, "command", 2, 0.5)
         (noted,) = Store(tmp_path).under_way().values()
         assert (noted.pid, noted.command, noted.round, noted.accuracy) == (os.getpid(), "command", 2, 0.5)

@@ -9,10 +9,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, mean_of, named
+from feddure.tracking.summary import labels
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
-_COLUMNS = ("gamma", "labels", "clients_per_round", "rounds")  # of results.csv, which a cell's options leave out
 _WIDEST = 60  # characters of a cell's name beside its bar
 _MOST_BARS = 8
 
@@ -35,7 +35,7 @@ class GridProgress:
         self._looked = self._spoke = self._began - _PLAIN_SECONDS
         self._waiting = {cell.hash: cell for cell in cells}
         self._total = len(cells)
-        self._names = _names(cells)
+        self._names = dict(zip(self._waiting, labels([cell.experiment for cell in cells]), strict=True))
         self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
         self._work = max(sum(self._costs.values()), 1e-9)
         self._said: set[str] = set()
@@ -135,23 +135,6 @@ class GridProgress:
         return (
             f"{self._total - len(self._waiting)}/{self._total} cells  {timedelta(seconds=round(passed))}  left {left}"
         )
-
-
-def _names(cells: Sequence[Cell]) -> dict[str, str]:
-    """What tells each cell from the others, by its hash: method, data set, setting, seed, and what else varies."""
-    found = [cell.coordinates() for cell in cells]
-    values: dict[tuple[str, str], set[object]] = {}
-    for place in found:
-        for name in _COLUMNS:
-            values.setdefault((place["dataset"], name), set()).add(place[name])
-    names = {}
-    for cell, place in zip(cells, found, strict=True):
-        varied = [name for name in _COLUMNS if len(values[place["dataset"], name] - {""}) > 1 and place[name] != ""]
-        own = [f"{name}={place[name]}" for name in varied if name not in cell.options]
-        changes = " ".join(filter(None, [*own, cell.options]))
-        parts = (place["method"], place["dataset"], place["setting"], changes, f"seed {place['seed']}")
-        names[cell.hash] = ", ".join(filter(None, parts))
-    return names
 
 
 def _share(part: float) -> str:

@@ -129,14 +129,8 @@ class Measurement:
         }
 
 
-_USUAL: dict[str, Any] = {
-    "accuracy_ema": None,
-    "together": 1,
-    "left_out": 0.0,
-    "diagnostics": {},
-    "bytes_per_round": {},
-}
-"""What is not written."""
+_USUAL: dict[str, Any] = {"accuracy_ema": None, "together": 1, "left_out": 0.0}  # what is not written
+_USUAL |= {"diagnostics": {}, "bytes_per_round": {}}
 
 
 @dataclass(frozen=True)
@@ -210,6 +204,7 @@ class Store:
         """The finished cells, to be changed by one process at a time; a kill leaves the file as it was or as it is."""
         _make(self.folder)
         with _os_errors(self.folder / CELLS), FileLock(self.folder / f".{CELLS}.lock"):
+            self._read = None, {}  # what a shared folder says of its files may be old, what they hold is not
             finished = dict(self._finished())
             yield finished
             write_whole(self.folder / CELLS, pack(finished.values()), RunError, durable=True)
