@@ -41,10 +41,7 @@ def measured(cell: Cell, accuracy: float, steps: float = 5.0) -> Measurement:
 def filled(folder: Path, cells: Iterable[Cell], accuracy: Callable[[Cell], float | None]) -> Store:
     """A store that holds these cells with these accuracies in per cent; None leaves a cell unmeasured."""
     store = Store(folder)
-    for cell in cells:
-        value = accuracy(cell)
-        if value is not None:
-            store.keep(measured(cell, value))
+    store.keep(*(measured(cell, value) for cell in cells if (value := accuracy(cell)) is not None))
     return store
 
 

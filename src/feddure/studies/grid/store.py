@@ -39,7 +39,8 @@ OWN_CODE = "own_code"
 """In a cell's environment: the user's own code that it was measured with."""
 
 _LOCK, _PROGRESS, _FAILURE = "lock", "progress.json", "failure.json"  # of a cell under way
-_OF_A_CELL = ("started", OWN_CODE)  # what a cell has for itself, not its environment
+_SHARED = frozenset("feddure commit command python torch numpy cuda gpu cpu cores system device".split())
+"""What many cells' environments have in common and is written once; the rest, as the time of its start, is a cell's."""
 _SECONDS_TO_CLAIM = 0.1  # one who just gives a cell back is waited for, one who trains it is not
 _ATTEMPTS = 10
 
@@ -173,15 +174,17 @@ class Store:
         """Those that were measured when the user's own code was another."""
         return [cell for cell in cells if cell.hash in self._finished() and not self.has(cell)]
 
-    def keep(self, measurement: Measurement) -> None:
-        """A cell is finished: it is in the file first, then away with what its resumption would have needed."""
+    def keep(self, *measurements: Measurement) -> None:
+        """Cells are finished: they are in the file first, then away with what their resumption would have needed."""
         with self._writing() as finished:
-            before = finished.get(measurement.config_hash)
-            if before is not None and measurement.environment.get(OWN_CODE):  # it was measured with other code
-                with (self.folder / OUTDATED).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(dataclasses.asdict(before), ensure_ascii=False) + "\n")
-            finished[measurement.config_hash] = measurement
-        _empty(self.unfinished(measurement.config_hash))
+            for one in measurements:
+                before = finished.get(one.config_hash)
+                if before is not None and one.environment.get(OWN_CODE):  # it was measured with other code
+                    with (self.folder / OUTDATED).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(dataclasses.asdict(before), ensure_ascii=False) + "\n")
+                finished[one.config_hash] = one
+        for one in measurements:
+            _empty(self.unfinished(one.config_hash))
 
     def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
         """Take over finished cells of another folder, all or `only` these; returns how many were new."""
@@ -334,8 +337,8 @@ def pack(measurements: Iterable[Measurement]) -> bytes:
     environments: dict[str, dict[str, Any]] = {}
     lines = []
     for one in sorted(measurements, key=lambda one: one.config_hash):
-        own = {name: one.environment[name] for name in _OF_A_CELL if name in one.environment}
-        shared = {name: value for name, value in one.environment.items() if name not in own}
+        shared = {name: value for name, value in one.environment.items() if name in _SHARED}
+        own = {name: value for name, value in one.environment.items() if name not in _SHARED}
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
         environments[key] = shared
         fields = {
@@ -343,7 +346,7 @@ def pack(measurements: Iterable[Measurement]) -> bytes:
             for name, value in vars(one).items()
             if name not in ("config_hash", "environment") and not (name in _USUAL and value == _USUAL[name])
         }
-        lines.append({"cell": one.config_hash, **fields, "environment": key, **own})
+        lines.append({"cell": one.config_hash, **fields, "environment": key, "about": own})
     first = [{"environment": key, **environments[key]} for key in sorted(environments)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [*first, *lines]).encode()
 
@@ -361,9 +364,8 @@ def unpack(path: Path) -> dict[str, Measurement]:
             if "cell" not in tree:
                 environments[key] = tree
                 continue
-            about = environments[key] | {name: tree.pop(name) for name in _OF_A_CELL if name in tree}
-            name = tree.pop("cell")
-            found[name] = _measurement(name, tree, about)
+            name, own = tree.pop("cell"), tree.pop("about")
+            found[name] = _measurement(name, tree, environments[key] | own)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
