@@ -1,6 +1,7 @@
 """A run in a real process: nobody else works on its folder, and however a signal ends it, no number is lost."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from feddure import data
 from feddure.errors import RunError
 from feddure.simulation import runs
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 120
 
 
@@ -58,13 +58,13 @@ def wait_for_rounds(process: subprocess.Popen, folder: Path, wanted: int) -> Non
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_a_signal_ends_resumes_bit_for_bit(experiment, expected, tmp_path, number, code):
     configuration, folder = tmp_path / "config.yaml", tmp_path / "run"
     configuration.write_text(experiment.to_yaml())
+    images = data.load(experiment.dataset)
     process = start(configuration, folder)
     wait_for_rounds(process, folder, 3)
-    images = data.load(experiment.dataset)
     for resume in (False, True):
         with pytest.raises(RunError, match=f"process {process.pid} is working on it"):
             runs.execute(experiment, images, folder, resume=resume, progress=False)
@@ -72,16 +72,24 @@ def test_a_run_that_a_signal_ends_resumes_bit_for_bit(experiment, expected, tmp_
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == code, err
     assert "Traceback" not in err
-    if code > 0:
-        assert "stopped after round" in err
-        assert f"go on with: feddure run --out {folder} --resume" in err
+    assert "stopped after round" in err
+    assert f"go on with: feddure run --out {folder} --resume" in err
     assert not (folder / "model.safetensors").exists()
     runs.execute(experiment, images, folder, resume=True, progress=False)
     assert folders.contents(folder) == expected
 
 
-def test_kill_at_any_moment_and_resume():
-    tool = ROOT / "tools" / "kill_and_resume.py"
-    done = subprocess.run([sys.executable, str(tool), "--times", "1"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "identical after 1 kills" in done.stdout
+@pytest.mark.usefixtures("quiet")
+def test_kills_at_any_moment_cost_no_number(experiment, expected, tmp_path):
+    """Before the first round, and some time after a checkpoint."""
+    configuration, folder = tmp_path / "config.yaml", tmp_path / "run"
+    configuration.write_text(experiment.to_yaml())
+    for rounds in (0, 9):
+        process = start(configuration, folder)
+        wait_for_rounds(process, folder, rounds)
+        time.sleep(random.uniform(0, 0.03))
+        process.kill()
+        _, err = process.communicate(timeout=DEADLINE)
+        assert process.returncode == -signal.SIGKILL, err
+    runs.execute(experiment, data.load(experiment.dataset), folder, resume=True, progress=False)
+    assert folders.contents(folder) == expected

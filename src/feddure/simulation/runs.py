@@ -205,9 +205,7 @@ def lock(folder: Path) -> Iterator[None]:
         held = FileLock(path)
         held.acquire(blocking=False)
     except Timeout:
-        raise RunError(
-            f"{folder}: {_owner(path)} is working on it; wait for its end, or choose another --out"
-        ) from None
+        raise RunError(f"{folder}: {_owner(path)} is working on it; wait for its end or use another folder") from None
     except OSError as problem:
         raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
     try:

@@ -136,6 +136,7 @@ def compare(
 
     wanted = check(plan, experiment, folder, resume)
     with runs.lock(folder):
+        _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
         failed = _train(wanted, dataset, folder, resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
@@ -187,14 +188,7 @@ def _train(
             try:
                 observers = [console] if console else []
                 runs.execute(
-                    experiment,
-                    dataset,
-                    path,
-                    resume,
-                    progress=False,
-                    observers=observers,
-                    engine=engine,
-                    resume_command=resume_command,
+                    experiment, dataset, path, resume, False, observers, engine=engine, resume_command=resume_command
                 )
             except Exception as error:
                 if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
