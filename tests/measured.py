@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from feddure.data.dataset import Dataset
-from feddure.studies.grid import runner as grid
+from feddure.studies.grid import runner
 from feddure.studies.grid.store import Cell, Store
 
-_IGNORED = {"seconds", "build_seconds", "environment", "together"}
+_IGNORED = {"seconds", "build_seconds", "environment"}
 
 
 def found(store: Store, wanted: Sequence[Cell]) -> list[dict[str, Any]]:
-    """All that was measured but for the time, the place and the sharing of lanes."""
+    """All that was measured but for the time and the place."""
     fields = [dataclasses.asdict(store.find(cell)) for cell in wanted]
     return [{name: value for name, value in one.items() if name not in _IGNORED} for one in fields]
 
@@ -21,5 +21,5 @@ def found(store: Store, wanted: Sequence[Cell]) -> list[dict[str, Any]]:
 def here(folder: Path, wanted: Sequence[Cell], images: Dataset) -> list[dict[str, Any]]:
     """What this process measures."""
     store = Store(folder)
-    grid.measure(wanted, store, lambda name: images)
+    runner.measure(wanted, store, lambda name: images)
     return found(store, wanted)

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from feddure.reports import frame
-from feddure.studies.grid.store import Cell, Measurement, Store
+from feddure.studies.grid.store import Cell, Measurement, Store, changes
 from feddure.studies.paper.rows import Row
 
 ENVIRONMENT = {"gpu": "synthetic", "commit": "0000000", "python": "3", "torch": "2", "numpy": "2"}
@@ -31,7 +31,6 @@ def measurement(
         curve=[(number, share * (1 - math.exp(-6 * number / rounds)), share) for number in every],
         seconds=1.0,
         build_seconds=1.0,
-        together=1,
         partition="0",
         environment=ENVIRONMENT,
     )
@@ -39,16 +38,13 @@ def measurement(
 
 def measured(cell: Cell, accuracy: float, steps: float = 5.0) -> Measurement:
     """A cell that ends at this accuracy, in per cent."""
-    return measurement(accuracy, cell.experiment.rounds, steps, cell.experiment.model_dump(), cell.hash)
+    return measurement(accuracy, cell.experiment.rounds, steps, changes(cell.experiment), cell.hash)
 
 
 def filled(folder: Path, cells: Iterable[Cell], accuracy: Callable[[Cell], float | None]) -> Store:
     """A store that holds these cells with these accuracies in per cent; None leaves a cell unmeasured."""
     store = Store(folder)
-    for cell in cells:
-        value = accuracy(cell)
-        if value is not None:
-            store.keep(measured(cell, value))
+    store.keep(*(measured(cell, value) for cell in cells if (value := accuracy(cell)) is not None))
     return store
 
 

@@ -11,16 +11,18 @@ from typer.testing import CliRunner
 import tiny
 from feddure import data, environment
 from feddure.cli.sweep import sweep
-from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.reports.page import Picture
 from feddure.simulation import runs
+from feddure.studies import sweep as study
 from feddure.studies import sweep_report
-from feddure.studies.grid import runner as grid
+from feddure.studies.grid.runner import _Worker
+from feddure.studies.grid.store import Store
 
 app = typer.Typer()
 app.command("sweep")(sweep)
 NAME = "tiny-sweep"
-FILES = {"cells", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "plan.json", "report.html", "results.csv",
+FILES = {"cells.jsonl", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html", "results.csv",
          "sweep.yaml"}  # fmt: skip
 
 
@@ -39,13 +41,13 @@ def _here(monkeypatch, tmp_path):
 @pytest.fixture
 def measured(monkeypatch):
     """The cells that were trained, in order."""
-    found, measure = [], grid._measure_together
+    found, measure = [], _Worker._measure
 
-    def count(cells, *arguments):
-        found.extend(cell.hash for cell in cells)
-        measure(cells, *arguments)
+    def count(self, cell, engine):
+        found.append(cell.hash)
+        measure(self, cell, engine)
 
-    monkeypatch.setattr(grid, "_measure_together", count)
+    monkeypatch.setattr(_Worker, "_measure", count)
     return found
 
 
@@ -67,6 +69,14 @@ def invoke(*arguments, exit_code=0):
     return result
 
 
+def files(folder):
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def kept(folder):
+    return list(Store(folder).measurements())
+
+
 def rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -76,7 +86,7 @@ def test_a_sweep_from_end_to_end(tmp_path, measured):
     write(tmp_path, methods=("fedavg-fixmatch", "fedavg-matched"))
     printed = " ".join(invoke("mine.yaml").stdout.split())
     out = tmp_path / "runs" / "sweep-mine"
-    assert {path.name for path in out.iterdir()} == FILES
+    assert files(out) == FILES
     assert len(measured) == len(set(measured)) == 8
     for text in ("FedAvg-FixMatch, local steps 2", "±", "on the same 2 seeds", "runs/sweep-mine/report.html"):
         assert text in printed, text
@@ -127,14 +137,14 @@ def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
         stopped = invoke("mine.yaml", "--out", "out", exit_code=130)
     assert "finished cells are kept" in stopped.stderr
     assert "go on with: feddure" in stopped.stderr
-    assert len(list((tmp_path / "out" / "cells").iterdir())) == 1
+    assert len(kept(tmp_path / "out")) == 1
     assert len(rows(tmp_path / "out" / "results.csv")) == 1
     assert [row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")] == ["0", "", "", ""]
     assert "3 cells are not measured" in stopped.stdout
     measured.clear()
     invoke("mine.yaml", "--out", "out")
     assert len(measured) == 3
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert files(tmp_path / "out") == FILES
 
 
 RAISES = """
@@ -143,39 +153,32 @@ from feddure.methods.fedavg import FedAvg
 class Raises(FedAvg):
     def step(self, client, batch):
         raise ValueError("a mistake")
+
+def load():
+    return {}['images']
 """
 
 
-@pytest.mark.parametrize(("module", "where"), [("bad_here", ()), ("bad_in_processes", ("--processes", "2"))])
 @pytest.mark.usefixtures("_undrawn")
-def test_an_error_in_a_method_leaves_the_others_their_places(tmp_path, module, where):
-    (tmp_path / f"{module}.py").write_text(RAISES)
-    write(tmp_path, grid={"method": ["fedavg", f"{module}:Raises", "fedavg-matched"]})
-    with pytest.warns(FeddureWarning, match=rf"^cell {module}:Raises seed . \(.*\): ValueError: a mistake$") as notes:
-        found = invoke("mine.yaml", "--out", "out", *where, exit_code=1)
-    assert len(notes) == 2
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
+    """In that of a method, and in that of a data set."""
+    (tmp_path / "bad_here.py").write_text(RAISES)
+    write(tmp_path, grid={"method": ["fedavg", "bad_here:Raises", "fedavg-matched"]})
+    found = invoke("mine.yaml", "--out", "out", exit_code=1)
+    assert files(tmp_path / "out") == FILES | {"unfinished"}
     board = rows(tmp_path / "out" / "leaderboard.csv")
     assert sorted(row["seeds_measured"] for row in board) == ["", "0 1", "0 1"]
     assert "2 cells are not measured" in found.stdout
     for name in ("leaderboard.md", "report.html"):
         text = (tmp_path / "out" / name).read_text()
-        assert f"Failed: {module}:Raises, seeds 0, 1 (ValueError: a mistake)." in text
-        assert "Not measured" not in text
+        assert "Failed: bad_here:Raises, seeds 0, 1 (ValueError: a mistake)." in text
+    assert found.stderr.count("note: cell bad_here:Raises") == 2
     error = found.stderr[found.stderr.index("error: ") :]
-    assert error.startswith(f"error: an error in code ended 2 cells {module}:Raises seed")
-    assert f'{module}.py", line 6, in step\n' in error
+    assert 'bad_here.py", line 6, in step\n' in error
     assert error.count("File ") == 1
-    assert error.endswith("ValueError: a mistake\nWhat is finished is kept, and the same command tries them again\n")
-
-
-def test_an_error_in_the_code_of_a_data_set_leaves_the_others_their_places(tmp_path):
-    (tmp_path / "bad_data.py").write_text("def load():\n    return {}['images']\n")
-    write(tmp_path, seeds=(0,), grid={"dataset": [NAME, "bad_data:load"]})
-    with pytest.warns(FeddureWarning, match=r"^cell fedavg seed 0 \(.*\): KeyError: 'images'$"):
-        found = invoke("mine.yaml", "--out", "out", exit_code=1)
-    assert 'bad_data.py", line 2, in load' in found.stderr
-    assert len(list((tmp_path / "out" / "cells").iterdir())) == 1
+    write(tmp_path, seeds=(0,), grid={"dataset": [NAME, "bad_here:load"]})
+    assert 'bad_here.py", line 9, in load' in invoke("mine.yaml", "--out", "other", exit_code=1).stderr
+    assert len(kept(tmp_path / "other")) == 1
 
 
 @pytest.mark.usefixtures("_undrawn")
@@ -200,7 +203,7 @@ def test_only_the_cells_of_the_sweep_are_taken_over(tmp_path, measured):
     found = invoke("second.yaml", "--out", "two", "--merge", "one")
     assert "one: 2 new cells taken over" in found.stderr
     assert len(measured) == 2
-    assert len(list((tmp_path / "two" / "cells").iterdir())) == 4
+    assert len(kept(tmp_path / "two")) == 4
     assert [row["study"] for row in rows(tmp_path / "two" / "results.csv")] == ["second"] * 4
 
 
@@ -224,20 +227,17 @@ def test_every_problem_has_its_table_and_verdict(tmp_path):
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_processes_divide_the_cells(tmp_path, measured):
-    write(tmp_path, seeds=(0,))
-    found = invoke("mine.yaml", "--out", "several", "--processes", "2")
+def test_jobs_are_the_same_command_and_their_cells_are_reported_here(tmp_path, measured, monkeypatch):
+    (tmp_path / "of_a_job.py").write_text("import tiny\n\ndef images():\n    return tiny.dataset()\n")
+    write(tmp_path, methods=["fedavg"], set={"dataset": "of_a_job:images"}, seeds=(0,))
+    monkeypatch.setattr("sys.argv", ["feddure", "sweep", "mine.yaml", "--out", "out", "--jobs", "2"])
+    found = invoke("mine.yaml", "--out", "out", "--jobs", "2")
     assert measured == []  # not here
-    assert found.stderr.count("% (last)") == 4
-    invoke("mine.yaml", "--out", "one")
-    accuracies = [
-        [
-            (row["config_hash"], row["accuracy_last"], row["local_steps"])
-            for row in rows(tmp_path / name / "results.csv")
-        ]
-        for name in ("several", "one")
-    ]
-    assert accuracies[0] == accuracies[1]
+    assert found.stderr.count("% (last)") == 2
+    assert files(tmp_path / "out") == FILES
+    assert {one.environment["command"] for one in kept(tmp_path / "out")} == {
+        "feddure sweep mine.yaml --out out --jobs 2"
+    }
 
 
 def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_written(tmp_path):
@@ -245,22 +245,19 @@ def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_writte
     for words in ([], ["--dry-run"]):
         with pytest.raises(RunError, match="absent: no measured cells are there"):
             invoke("mine.yaml", "--out", "out", "--merge", "absent", *words)
-    (tmp_path / "damaged" / "cells").mkdir(parents=True)
-    (tmp_path / "damaged" / "cells" / "0.json").write_text("{")
-    with pytest.raises(RunError, match=r"0\.json: damaged"):
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "cells.jsonl").write_text("{")
+    with pytest.raises(RunError, match=r"cells\.jsonl: line 1 is damaged"):
         invoke("mine.yaml", "--out", "out", "--merge", "damaged")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("_undrawn")
 def test_cells_of_another_process_are_said_to_be_missing(tmp_path):
-    from feddure.studies import sweep as study
-    from feddure.studies.grid.store import Store
-
     write(tmp_path, seeds=(0,))
     cells = study.read(tmp_path / "mine.yaml").cells()
     wanted = study.open_folder(study.read(tmp_path / "mine.yaml"), tmp_path / "out")
-    with Store(wanted.folder).claimed(cells[:1]):
+    with Store(wanted.folder).claimed(cells[0]):
         found = invoke("mine.yaml", "--out", "out")
     assert "1 cells are not measured" in found.stdout
     assert "another process" in found.stderr
@@ -275,8 +272,8 @@ def test_what_is_refused(tmp_path):
         invoke("mine.yaml", "--out", ".")
     with pytest.raises(ConfigError, match="--ray nonsense: expected local, auto, HOST:PORT"):
         invoke("mine.yaml", "--ray", "nonsense")
-    with pytest.raises(ConfigError, match="--ray and --processes were both given"):
-        invoke("mine.yaml", "--ray", "local", "--processes", "2", "--out", "both")
+    with pytest.raises(ConfigError, match="--ray and --jobs were both given"):
+        invoke("mine.yaml", "--ray", "local", "--jobs", "2", "--out", "both")
     assert not (tmp_path / "both").exists()
 
 

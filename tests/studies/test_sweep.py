@@ -1,9 +1,14 @@
 """Sweeps: what a file expands to, what is refused, and what a folder may be used for."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
-from feddure.errors import ConfigError, DataError, FeddureError, RunError
+import synthetic
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.studies import sweep
 
 BASE = {
@@ -22,21 +27,18 @@ def read(folder, tree=None, text=None, **changes):
     return sweep.read(file)
 
 
-def test_the_documented_example(tmp_path):
-    found = read(tmp_path, text=sweep.EXAMPLE)
-    assert len(found.points) == 8
-    assert len(found.cells()) == 24
-    assert found.points[0].name == "few labels, FedDure, learning rate 0.001"
-    assert found.points[0].cells[0].experiment.partition.labels_per_class == 1
-    assert {cell.experiment.rounds for cell in found.cells()} == {20}
-
-
-def test_the_example_is_the_one_in_the_help():
+def test_the_documented_examples(tmp_path):
+    """Of the manual and of the command's help."""
     from feddure.cli.sweep import sweep as command
 
-    shown = [line.strip().partition("#")[0].strip() for line in command.__doc__.splitlines()]
-    for line in sweep.EXAMPLE.splitlines():
-        assert line.partition("#")[0].strip() in shown
+    manual = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    for text in (manual, inspect.cleandoc(command.__doc__)):
+        found = read(tmp_path, text=re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+        assert len(found.points) == 8
+        assert len(found.cells()) == 24
+        assert found.points[0].name == "few labels, FedDure, learning rate 0.001"
+        assert found.points[0].cells[0].experiment.partition.labels_per_class == 1
+        assert {cell.experiment.rounds for cell in found.cells()} == {20}
 
 
 def test_every_combination_on_every_seed(tmp_path):
@@ -200,11 +202,12 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_a_folder_takes_its_own_sweep_again_and_a_larger_one(tmp_path):
     sweep.open_folder(read(tmp_path), tmp_path / "out")
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
     larger = read(tmp_path, seeds=[0, 1, 2, 3], grid=BASE["grid"] | {"method": ["fedavg", "feddure", "fedmatch"]})
-    sweep.open_folder(larger, tmp_path / "out")
+    store = sweep.open_folder(larger, tmp_path / "out")
     assert (tmp_path / "out" / "sweep.yaml").read_text() == larger.text
-    with pytest.raises(RunError, match=r"measures 12 experiments that this one lacks.*may grow but not shrink"):
+    synthetic.filled(store.folder, larger.cells(), lambda cell: 50.0)
+    sweep.check_folder(larger, tmp_path / "out")
+    with pytest.raises(RunError, match=r"holds 12 cells that this sweep lacks.*may grow but not shrink"):
         sweep.check_folder(read(tmp_path), tmp_path / "out")
 
 
@@ -215,15 +218,6 @@ def test_a_folder_with_something_else_is_refused(tmp_path, name):
     with pytest.raises(RunError, match="not empty and holds no sweep"):
         sweep.open_folder(read(tmp_path), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
-
-
-def test_a_damaged_plan_and_a_file_in_the_folders_place(tmp_path):
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
-    (tmp_path / "out" / "plan.json").write_text("{")
-    with pytest.raises(FeddureError, match=r"plan\.json: damaged; delete it to go on"):
-        sweep.open_folder(read(tmp_path), tmp_path / "out")
-    (tmp_path / "out" / "plan.json").unlink()
-    sweep.open_folder(read(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match="a file is there"):
         sweep.check_folder(read(tmp_path), tmp_path / "rates.yaml")
 

@@ -41,7 +41,6 @@ def keep(store, point, *accuracies, left_out=0.0):
                     curve=[(30, accuracy, None)],
                     seconds=12.0,
                     build_seconds=0.0,
-                    together=1,
                     partition="",
                     left_out=left_out,
                     environment=about,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feddure.cli import grids
-from feddure.cli.grids import DryRun, Merge, Processes, Ray, Together
+from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, names, numbers
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError, RunError
@@ -79,24 +79,24 @@ def reproduce(
         "reproduction"
     ),
     merge: Merge = None,
-    together: Together = None,
+    jobs: Jobs = 1,
     ray: Ray = None,
-    processes: Processes = None,
     dry_run: DryRun = False,
     data_dir: DataDir = None,
 ) -> None:
     """Reproduce the paper: measure what is not measured yet, and write tables and figures with its numbers beside ours.
 
     Every cell (a method on a data set, setting and seed) is kept in the folder as soon as it is finished. Run the same
-    command again after a kill and it goes on; run it several times at once and the runs divide the cells. Cells that
-    fail are listed as missing, with the reason, and the exit code is 1.
+    command again after a kill and it goes on; run it several times at once (`--jobs`, or by hand, also on several
+    machines with a shared folder) and the runs divide the cells. Cells that fail are listed as missing, with the
+    reason, and the exit code is 1.
 
     Examples:
 
     ```text
     feddure reproduce table1 --dry-run                        # what would be measured, and how long it takes
     feddure reproduce table1 --datasets cifar10 --seeds 0     # 30 runs; minutes on one large GPU
-    feddure reproduce table1 --processes 2                    # one evaluates while the other keeps the GPU busy
+    feddure reproduce table1 --jobs 2                         # one evaluates while the other keeps the GPU busy
     feddure reproduce all --out reproduction                  # everything; interrupt and repeat as you like
     feddure reproduce table1 --preset aaai24-fine --methods fedavg-matched,fedavg-fixmatch,fedmatch,feddure
     feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
@@ -127,17 +127,18 @@ def reproduce(
         plan.check_once(f"--{option}", getattr(request, option))
     studies = [name for name in plan.STUDIES if what in (name, "all")]
     cells = [cell for name in studies for cell in plan.cells(name, request)]
+    store = Store(out)
+    grids.work_if_job(cells, store, data_dir)
     sweep.expect_no_sweep(out)
     grids.check_merge(merge)
-    grids.check_places(ray, processes)
-    store = Store(out)
+    grids.check_places(ray, jobs)
     if dry_run:
         if what in _TRAINS_NOTHING:
             print(_TRAINS_NOTHING[what][1])
         else:
             merged = Merged(out, merge or ())
             _show_plan(cells, merged)
-            grids.show_estimate(cells, merged, together, ray, processes)
+            grids.show_estimate(cells, merged, jobs, ray)
         return
     grids.merge_all(merge, store)
     if what == "tables":
@@ -145,9 +146,9 @@ def reproduce(
         if not cells:
             raise RunError(f"{out}: nothing of the paper is measured there; start with: feddure reproduce table1")
     else:
-        failed = grids.measure(cells, store, data_dir, together, ray, processes)
+        failed = grids.measure(cells, store, data_dir, jobs, ray)
     _report(what, cells, store, request.datasets, data_dir, grids.reasons(failed))
-    grids.end_if_failed(failed)
+    grids.end_if_failed(failed, cells)
 
 
 def _check_options(what: What, context: typer.Context) -> None:
@@ -202,8 +203,8 @@ def _report(
 
 
 def _show_plan(cells: "list[Cell]", store: "Store") -> None:
-    from feddure.studies.grid import cost as grid_cost
-    from feddure.studies.grid import runner as grid
+    from feddure.studies.grid import cost
+    from feddure.studies.grid.store import unmeasured
     from feddure.tracking.summary import duration
 
     measured = list(store.measurements())
@@ -214,11 +215,11 @@ def _show_plan(cells: "list[Cell]", store: "Store") -> None:
     for cell in cells:
         rows.setdefault((cell.study, cell.experiment.dataset), []).append(cell)
     for (study, dataset), own in rows.items():
-        left = grid.unmeasured(own, store)
+        left = unmeasured(own, store)
         methods = {cell.experiment.method for cell in own}
         settings = dict.fromkeys(cell.experiment.partition.setting for cell in own)
         seeds = {cell.experiment.seed for cell in own}
-        seconds = grid_cost.estimate(left, measured).seconds
+        seconds = cost.estimate(left, measured).seconds
         measured_here = sum(store.has(cell) for cell in own)
         counts = (len(methods), len(seeds), len(own), measured_here)
         table.add_row(study, dataset, ", ".join(settings), *map(str, counts), duration(seconds))

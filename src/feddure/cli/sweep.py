@@ -25,9 +25,8 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="What to sweep over; see below.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: runs/sweep-FILE.")] = None,
     merge: grids.Merge = None,
-    together: grids.Together = None,
+    jobs: grids.Jobs = 1,
     ray: grids.Ray = None,
-    processes: grids.Processes = None,
     dry_run: grids.DryRun = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -59,7 +58,7 @@ def sweep(
     ```text
     feddure sweep rates.yaml --dry-run                  # what would be measured, and how long it takes
     feddure sweep rates.yaml                            # into runs/sweep-rates
-    feddure sweep rates.yaml --processes 2              # two at a time on this machine
+    feddure sweep rates.yaml --jobs 2                   # two cells at a time on this machine
     feddure sweep rates.yaml --ray ray://head:10001     # on a Ray cluster
     feddure sweep rates.yaml --merge from-machine-b     # with the cells that another machine has measured
     ```
@@ -69,21 +68,22 @@ def sweep(
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
+    grids.work_if_job(wanted.cells(), Store(folder), data_dir)
     study.check_folder(wanted, folder)
     grids.check_merge(merge)
-    grids.check_places(ray, processes)
+    grids.check_places(ray, jobs)
     if dry_run:
         merged = Merged(folder, merge or ())
         _show_plan(wanted, merged)
-        grids.show_estimate(wanted.cells(), merged, together, ray, processes)
+        grids.show_estimate(wanted.cells(), merged, jobs, ray)
         return
     if not merge:  # what others have measured needs no data
         grids.check_data(wanted.cells(), Store(folder), data_dir)
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store, wanted.cells())
-    failed = grids.measure(wanted.cells(), store, data_dir, together, ray, processes, lambda: _report(wanted, store))
+    failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store))
     _report(wanted, store, grids.reasons(failed))
-    grids.end_if_failed(failed)
+    grids.end_if_failed(failed, wanted.cells())
 
 
 def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = None) -> None:

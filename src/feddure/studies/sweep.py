@@ -6,7 +6,6 @@ every combination of some values (`grid`) and named changes (`cases`) on every s
 
 import difflib
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,27 +21,20 @@ from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.sweep_alike import what_counts
 from feddure.tracking.summary import flat
 
-EXAMPLE = """\
-preset: demo                        # or config: FILE, such as a run's config.yaml
-set: {rounds: 20}                   # changes of every experiment
-grid:                               # every combination of these values
-  method: [feddure, fedavg-fixmatch]
-  optimizer.learning_rate: [1e-3, 5e-4]
-cases:                              # and of these named changes
-  - name: few labels
-    partition.labels_per_class: 1
-  - name: more labels
-    partition.labels_per_class: 5
-seeds: [0, 1, 2]
-"""
-
-SWEEP_FILE, PLAN_FILE = "sweep.yaml", "plan.json"
+SWEEP_FILE = "sweep.yaml"
 
 _KEYS = ("preset", "config", "set", "grid", "cases", "seeds")
 _OWN_COLUMNS = {"method", "dataset", "partition.setting", "partition.gamma", "clients_per_round", "seed", "rounds"}
+
+_READ_BY = {
+    "fixmatch": {"fedavg-fixmatch", "fedprox-fixmatch", "baseline+maml"},
+    "uda": {"fedavg-uda", "fedprox-uda"},
+    "feddure": {"feddure", "f-reg", "avg-f-reg", "c-reg", "avg-c-reg", "baseline+maml"},
+    "fedmatch": {"fedmatch"},
+}
+"""Sections of the configuration, and the built-in methods that read them."""
 
 Changes = dict[str, Any]
 
@@ -88,30 +80,24 @@ def check_folder(sweep: Sweep, folder: Path) -> None:
     """Refuse a folder that holds anything but this sweep, or one that this sweep contains."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: a file is there; choose another --out")
-    path = folder / PLAN_FILE
-    try:
-        present = set(json.loads(path.read_text(encoding="utf-8"))["cells"])
-    except FileNotFoundError:
-        there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-        if SWEEP_FILE not in there and any(not name.startswith(".") for name in there):
-            raise RunError(
-                f"{folder}: the folder is not empty and holds no sweep; choose another --out, "
-                "and --merge a folder whose cells you want to take over"
-            ) from None
-        return
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{path}: damaged; delete it to go on with the folder's cells") from None
-    gone = len(present - {cell.hash for cell in sweep.cells()})
+    there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if SWEEP_FILE not in there and any(not name.startswith(".") for name in there):
+        raise RunError(
+            f"{folder}: the folder is not empty and holds no sweep; choose another --out, "
+            "and --merge a folder whose cells you want to take over"
+        )
+    wanted = {cell.hash for cell in sweep.cells()}
+    gone = sum(found.config_hash not in wanted for found in Store(folder).measurements())
     if gone:
         raise RunError(
-            f"{folder}: its sweep measures {gone} experiments that this one lacks, see {folder / SWEEP_FILE}; a sweep "
+            f"{folder}: it holds {gone} cells that this sweep lacks, of the one in {folder / SWEEP_FILE}; a sweep "
             "may grow but not shrink or change, so choose another --out (and --merge this folder into it)"
         )
 
 
 def expect_no_sweep(folder: Path) -> None:
     """Refuse a folder that belongs to a sweep, for studies that are none."""
-    if any((folder / name).exists() for name in (PLAN_FILE, SWEEP_FILE)):
+    if (folder / SWEEP_FILE).exists():
         raise RunError(
             f"{folder}: the folder belongs to a sweep, see {folder / SWEEP_FILE}; choose another --out, "
             "and --merge this folder where you want to take over its cells"
@@ -125,8 +111,6 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
-    plan = {"sweep": sweep.name, "cells": [cell.hash for cell in sweep.cells()]}
-    write_whole(folder / PLAN_FILE, (json.dumps(plan) + "\n").encode(), RunError)
     write_whole(folder / SWEEP_FILE, sweep.text.encode(), RunError)
     return Store(folder)
 
@@ -287,12 +271,26 @@ def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> N
 def _expect_different(points: Iterable[Point]) -> None:
     first: dict[str, Point] = {}
     for point in points:
-        other = first.setdefault(what_counts(point.cells[0].experiment), point)
+        other = first.setdefault(_what_counts(point.cells[0].experiment), point)
         if other is not point:
             raise ConfigError(
                 f"'{other.name}' and '{point.name}' are the same experiment: nothing that they differ in changes its "
                 "results; drop one of them, or give fields that only some combinations read in cases"
             )
+
+
+def _what_counts(experiment: Experiment) -> str:
+    """Equal for two experiments where it is certain that their results are; of methods of one's own nothing is."""
+    method = methods.METHODS.get(experiment.method)
+    if method is None or not method.__module__.startswith(f"{methods.__name__}."):
+        return experiment.fingerprint()
+    unread = [section for section, readers in _READ_BY.items() if method.name not in readers]
+    if "dir" not in experiment.partition.setting:
+        usual = type(experiment.partition).model_fields["gamma"].default
+        partition = experiment.partition.model_copy(update={"gamma": usual})
+        experiment = experiment.model_copy(update={"partition": partition})
+    defaults = {section: Experiment.model_fields[section].default for section in unread}
+    return experiment.model_copy(update=defaults).fingerprint()
 
 
 def _value(found: Changes, key: str) -> Any:

@@ -1,9 +1,8 @@
 """Grids: every cell once, whatever happens in between, with the numbers of an ordinary run."""
 
+import errno
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,212 +10,18 @@ from pathlib import Path
 import pytest
 
 import tiny
-from feddure.errors import FeddureWarning, RunError
+from feddure import plugins
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import runs
 from feddure.simulation.lanes import Lanes
-from feddure.studies.grid import runner as grid
-from feddure.studies.grid.failures import CellsFailed
-from feddure.studies.grid.store import Cell, Store
-
-IMAGES = tiny.dataset()
-
-
-def cells(*methods, seeds=(0, 1), **changes):
-    changes = {"rounds": 3, "server.ema": 0.9} | changes
-    return [
-        Cell("table1", "aaai24", tiny.experiment(method=method, seed=seed, **changes))
-        for method in methods
-        for seed in seeds
-    ]
-
-
-def load(name):
-    return IMAGES
-
-
-class Count:
-    """Counts what a grid does."""
-
-    def __init__(self):
-        self.groups, self.finished, self.lost = [], [], []
-
-    def group_begins(self, federations):
-        self.groups.append([f.experiment.method for f in federations])
-
-    def round_done(self, federation, record, seconds):
-        pass
-
-    def cell_done(self, cell, measurement):
-        self.finished.append(cell.hash)
-
-    def cells_lost(self, cells):
-        self.lost += [cell.hash for cell in cells]
-
-
-def findings(store, wanted):
-    """What was found, less what depends on the clock and the machine."""
-    found = [store.find(cell) for cell in wanted]
-    assert all(found)
-    return [(m.config_hash, m.curve, m.local_steps, m.diagnostics, m.partition, m.bytes_per_round) for m in found]
-
-
-def test_a_cell_has_the_numbers_of_an_ordinary_run(tmp_path):
-    (one,) = cells("feddure", seeds=(4,))
-    store = Store(tmp_path / "grid")
-    grid.measure([one], store, load)
-    run = runs.execute(one.experiment, IMAGES, tmp_path / "run", progress=False)
-    found = store.find(one)
-    assert [(number, share) for number, share, _ in found.curve] == [
-        (record["round"], record["test"]["accuracy"]) for record in run.metrics
-    ]
-    assert found.accuracy_ema == run.metrics[-1]["test_ema"]["accuracy"]
-    assert found.accuracy_last == run.metrics[-1]["test"]["accuracy"]
-    assert found.local_steps == 2
-    assert found.bytes_per_round["down"] == run.metrics[0]["communication"]["down"]
-    assert found.partition == run.partition["sha256"]
-    assert 0 < found.diagnostics["weight_mean"] < 1
-    assert found.seconds > 0
-
-
-def test_sharing_lanes_changes_no_number(tmp_path):
-    wanted = cells("fedavg", "fedmatch")
-    alone, together = Store(tmp_path / "alone"), Store(tmp_path / "together")
-    grid.measure(wanted, alone, load, together=1)
-    watch = Count()
-    grid.measure(wanted, together, load, together=4, watcher=watch)
-    assert watch.groups == [["fedavg"] * 2, ["fedmatch"] * 2]
-    assert findings(alone, wanted) == findings(together, wanted)
-    assert [together.find(cell).together for cell in wanted] == [2] * 4
-
-
-def test_a_finished_cell_is_not_measured_again(tmp_path):
-    store, watch = Store(tmp_path), Count()
-    grid.measure(cells("fedavg"), store, load)
-    grid.measure(cells("fedavg", seeds=(0, 1, 2)), store, load, watcher=watch)
-    assert watch.finished == [cells("fedavg", seeds=(2,))[0].hash]
-
-
-def test_studies_that_share_a_cell_measure_it_once(tmp_path):
-    (one,) = cells("fedavg", seeds=(0,))
-    watch = Count()
-    grid.measure([one, Cell("gamma", "aaai24", one.experiment)], Store(tmp_path), load, watcher=watch)
-    assert watch.finished == [one.hash]
-
-
-def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
-    wanted, watch = cells("fedavg"), Count()
-    with Store(tmp_path).claimed(wanted[:1]):
-        grid.measure(wanted, Store(tmp_path), load, watcher=watch)
-    assert watch.finished == [wanted[1].hash]
-    assert grid.unmeasured(wanted, Store(tmp_path)) == wanted[:1]
-
-
-def test_programs_that_another_process_trains_come_last(tmp_path):
-    wanted, store = [*cells("feddure", seeds=(0, 1)), *cells("fedavg", seeds=(0,))], Store(tmp_path)
-    busy, free = Count(), Count()
-    with store.claimed(wanted[:1]):
-        grid.measure(wanted, store, load, watcher=busy)
-    assert busy.groups == [["fedavg"], ["feddure"]]
-    grid.measure(wanted, Store(tmp_path / "alone"), load, watcher=free)
-    assert free.groups == [["feddure"], ["feddure"], ["fedavg"]]
-
-
-def test_cells_that_a_killed_process_left_are_gone_on_with_first(tmp_path):
-    wanted, store, watch = cells("feddure", "fedavg", seeds=(0,)), Store(tmp_path), Count()
-    left = store.unfinished(wanted[0].hash)
-    left.mkdir(parents=True)
-    (left / "lock").write_text(f"{socket.gethostname()} {gone()}")
-    grid.measure(wanted, store, load, watcher=watch)
-    assert watch.groups == [["feddure"], ["fedavg"]]
-
-
-def gone():
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_a_signal_keeps_what_is_under_way(tmp_path, monkeypatch):
-    wanted = cells("feddure")
-    whole, store = Store(tmp_path / "whole"), Store(tmp_path / "stopped")
-    grid.measure(wanted, whole, load)
-    with monkeypatch.context() as patch:
-        turns = iter(range(10_000))
-        patch.setattr(runs.Stop, "__call__", lambda self: next(turns) >= 15)
-        patch.setattr(runs.Stop, "signal", signal.SIGTERM)
-        with pytest.raises(grid.GridStopped) as stopped:
-            grid.measure(wanted, store, load, together=2)
-    assert stopped.value.exit_code == 128 + signal.SIGTERM
-    assert not any(store.has(cell) for cell in wanted)
-    assert all((store.unfinished(cell.hash) / "checkpoint" / "state.safetensors").exists() for cell in wanted)
-    trained = steps_of(monkeypatch)
-    grid.measure(wanted, store, load, together=2)
-    assert 0 < sum(trained) < 2 * 3 * 3 * 2  # cells × rounds × clients × steps: not from the beginning
-    assert findings(store, wanted) == findings(whole, wanted)
-    assert not (store.folder / "unfinished").exists()
-
-
-def test_a_cell_says_when_it_was_started(tmp_path, monkeypatch):
-    (one,) = cells("fedavg", seeds=(0,))
-    trained = steps_of(monkeypatch)
-    monkeypatch.setattr(grid.environment, "describe", lambda: {"started": f"after {sum(trained)} steps"})
-    grid.measure([one], Store(tmp_path), load)
-    assert sum(trained) > 0
-    assert Store(tmp_path).find(one).environment["started"] == "after 0 steps"
-
-
-@pytest.mark.filterwarnings("ignore:.*are not finite")
-def test_a_cell_says_how_many_updates_were_left_out(tmp_path):
-    sane, mad = cells("fedavg", seeds=(0,)), cells("fedavg", seeds=(0,), **{"optimizer.learning_rate": 1e300})
-    store = Store(tmp_path)
-    grid.measure([*sane, *mad], store, load)
-    assert store.find(sane[0]).left_out == 0
-    assert store.find(mad[0]).left_out == 1
-
-
-def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(grid, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(grid, "_WRITING", 1e9)
-    real = grid.checkpoint.write
-    monkeypatch.setattr(grid.checkpoint, "write", lambda *given: (written.append(given[0].round), real(*given)))
-    grid.measure(cells("fedavg", seeds=(0,)), Store(tmp_path), load)
-    assert written == [1, 2]  # not after the last round: the cell is finished then
-
-
-def test_a_kill_at_any_moment_loses_no_finished_cell_and_repeats_none(tmp_path):
-    """Kill a grid again and again; the cells come out as from an undisturbed one, each finished exactly once."""
-    script = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "import test_grid as this\n"
-        "from feddure.studies import grid; from feddure.studies.grid.store import Store\n"
-        "grid.CHECKPOINT_SECONDS = 0.0\n"
-        "class Tell(this.Count):\n"
-        "    def cell_done(self, cell, measurement):\n"
-        "        with open(Path(sys.argv[1]) / 'finished.txt', 'a') as file: file.write(cell.hash + '\\n')\n"
-        "    def round_done(self, federation, record, seconds): print('round', flush=True)\n"
-        "wanted = this.cells('fedavg', 'fedavg-fixmatch', rounds=6)\n"
-        "grid.measure(wanted, Store(Path(sys.argv[1])), this.load, watcher=Tell())\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent), "OMP_NUM_THREADS": "1"}
-    for rounds in (3, 9, 5):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(rounds):
-            process.stdout.readline()
-        time.sleep(0.003 * rounds)  # not always at the same place of a round
-        process.kill()
-        process.communicate()
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    wanted, undisturbed = cells("fedavg", "fedavg-fixmatch", rounds=6), Store(tmp_path / "undisturbed")
-    grid.measure(wanted, undisturbed, load)
-    assert findings(Store(tmp_path), wanted) == findings(undisturbed, wanted)
-    told = (tmp_path / "finished.txt").read_text().split()
-    assert len(told) == len(set(told))
-    assert not (tmp_path / "unfinished").exists()
+from feddure.studies.grid import runner
+from feddure.studies.grid.failures import NotWritten
+from feddure.studies.grid.store import Cell, Store, unmeasured
+from feddure.tracking import records
+from measured import found, here
+from waiting import until
 
 
 class Raises(FedAvg):
@@ -228,134 +33,362 @@ class Raises(FedAvg):
         return super().step(client, batch)
 
 
-@pytest.fixture
-def raises(monkeypatch):
+class Mistaken(FedAvg):
+    """Uses a view that it did not ask for."""
+
+    def step(self, client, batch):
+        assert batch.strong.numel()
+
+
+@pytest.fixture(autouse=True)
+def _methods(monkeypatch):
     monkeypatch.setitem(METHODS, "raises", Raises)
+    monkeypatch.setitem(METHODS, "mistaken", Mistaken)
 
 
-@pytest.mark.usefixtures("raises")
+@pytest.fixture
+def trained(monkeypatch):
+    """Seed and round of every task that is trained from now on."""
+    found = []
+    real = Lanes.run
+
+    def run(self, tasks):
+        found.extend(task.key[:2] for task in tasks)
+        return real(self, tasks)
+
+    monkeypatch.setattr(Lanes, "run", run)
+    return found
+
+
+@pytest.fixture
+def _checkpoint_each_round(monkeypatch):
+    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_WRITING", 1e9)
+
+
+def cells(*methods, seeds=(0, 1), **changes):
+    changes = {"rounds": 3, "server.ema": 0.9} | changes
+    return [Cell("test", "", tiny.experiment(changes, method=m, seed=s)) for m in methods for s in seeds]
+
+
+def measure(wanted, store, **options):
+    runner.measure(wanted, store, lambda name: tiny.dataset(), **options)
+
+
+def measured(wanted, store):
+    return [store.has(cell) for cell in wanted]
+
+
+def names(store):
+    return sorted(path.name for path in store.folder.iterdir() if not path.name.startswith("."))
+
+
+# --- what is measured, and in which order --------------------------------------------------------------------
+def test_a_cell_has_the_numbers_of_an_ordinary_run(tmp_path, images):
+    (one,) = cells("feddure", seeds=(4,))
+    store = Store(tmp_path / "grid")
+    measure([one], store)
+    run = runs.execute(one.experiment, images, tmp_path / "run", progress=False)
+    found = store.find(one)
+    assert [(number, share) for number, share, _ in found.curve] == [
+        (record["round"], record["test"]["accuracy"]) for record in run.metrics
+    ]
+    assert found.accuracy_ema == run.metrics[-1]["test_ema"]["accuracy"]
+    assert found.accuracy_last == run.metrics[-1]["test"]["accuracy"]
+    assert found.local_steps == 2
+    assert found.bytes_per_round["down"] == run.metrics[0]["communication"]["down"]
+    assert found.partition == run.partition["sha256"]
+    assert 0 < found.diagnostics["weight_mean"] < 1
+    assert found.seconds > 0
+    assert names(store) == ["cells.jsonl"]
+
+
+def test_what_is_finished_or_another_process_works_on_is_left_alone(tmp_path, trained):
+    wanted, store = cells("fedavg", seeds=(0, 1, 2)), Store(tmp_path)
+    measure(wanted[:1], store)
+    trained.clear()
+    with store.claimed(wanted[1]):
+        measure([*wanted, Cell("another study", "", wanted[2].experiment)], store)
+    assert trained == [(2, number) for number in (1, 2, 3) for _ in range(3)]
+    assert unmeasured(wanted, store) == [wanted[1]]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_process_stays_with_its_program_and_begins_with_one_that_no_other_trains(tmp_path, trained, busy):
+    ours, theirs = cells("fedavg", seeds=(1, 2), rounds=1), cells("feddure", seeds=(3, 4, 5), rounds=1)
+    store = Store(tmp_path)
+    with store.claimed(theirs[0]):
+        if busy:
+            store.note(theirs[0], "another")
+        measure([theirs[0], theirs[1], ours[0], theirs[2], ours[1]], store)
+    order = list(dict.fromkeys(seed for seed, _ in trained))
+    assert order == ([1, 2, 4, 5] if busy else [4, 5, 1, 2])
+
+
+@pytest.mark.filterwarnings("ignore:.*are not finite")
+def test_a_cell_says_how_many_updates_were_left_out(tmp_path):
+    (mad,) = cells("fedavg", seeds=(0,), **{"optimizer.learning_rate": 1e300})
+    measure([mad], Store(tmp_path))
+    assert Store(tmp_path).find(mad).left_out == 1
+
+
+# --- stops and kills -----------------------------------------------------------------------------------------
+def test_a_signal_keeps_what_is_under_way(tmp_path, images, monkeypatch, trained):
+    wanted, store = cells("feddure"), Store(tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        turns = iter(range(10_000))
+        patch.setattr(runs.Stop, "__call__", lambda self: next(turns) >= 10)
+        patch.setattr(runs.Stop, "signal", signal.SIGTERM)
+        with pytest.raises(runner.GridStopped) as stopped:
+            measure(wanted, store)
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
+    trained.clear()
+    measure(wanted, store)
+    assert (0, 1) not in trained  # not from the beginning
+    assert found(store, wanted) == here(tmp_path / "whole", wanted, images)
+    assert names(store) == ["cells.jsonl"]
+
+
+def test_a_process_whose_parent_is_gone_keeps_what_is_under_way(tmp_path, trained):
+    wanted, store = cells("fedavg"), Store(tmp_path)
+    with pytest.raises(runner.GridStopped):
+        measure(wanted, store, orphaned=lambda: len(trained) > 3)
+    assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
+    assert {seed for seed, _ in trained} == {0}
+
+
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
+    written = []
+    real = runner.checkpoint.write
+    monkeypatch.setattr(runner.checkpoint, "write", lambda *given: (written.append(given[0].round), real(*given)))
+    measure(cells("fedavg", seeds=(0,)), Store(tmp_path))
+    assert written == [1, 2]  # not after the last round: the cell is finished then
+
+
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_a_kill_at_any_moment_loses_no_finished_cell_and_little_of_others(tmp_path, images):
+    wanted, store = cells("fedavg", "fedavg-fixmatch", rounds=6), Store(tmp_path / "killed")
+    before = {}
+    for rounds in (3, 9, 5):
+        log = tmp_path / f"{rounds}.log"
+        child = os.fork()
+        if child == 0:
+            with log.open("wb", buffering=0) as file:
+                measure(wanted, store, look=lambda file=file: file.write(b"."))
+                os._exit(0)
+        until(lambda log=log, rounds=rounds: log.exists() and log.stat().st_size > rounds)
+        time.sleep(0.003 * rounds)  # not always at the same place of a round
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        finished = {one.config_hash: one for one in store.measurements()}
+        assert before == {name: one for name, one in finished.items() if name in before}
+        before = finished
+    assert before
+    measure(wanted, store)
+    assert all(store.find(cell) == before[cell.hash] for cell in wanted if cell.hash in before)
+    assert found(store, wanted) == here(tmp_path / "whole", wanted, images)
+
+
+def test_a_cell_that_ended_another_process_of_the_same_command_is_not_tried(tmp_path):
+    wanted, store = cells("fedavg"), Store(tmp_path)
+    store.note(wanted[0], "this command", 2)  # by one that was killed
+    measure(wanted, store, command="this command")
+    assert store.failures() == {wanted[0].hash: runner.LOST}
+    assert measured(wanted, store) == [False, True]
+    store.forget_failures(wanted)
+    measure(wanted, store)
+    assert measured(wanted, store) == [True, True]
+
+
+# --- errors --------------------------------------------------------------------------------------------------
 def test_an_error_in_code_ends_only_its_cell(tmp_path):
     wanted = [*cells("raises", options={"at": [0, 1]}), *cells("fedavg-matched")]
-    store, watch = Store(tmp_path), Count()
-    note = rf"^cell raises seed 0 \({wanted[0].hash}\): OSError: a mistake$"
-    with pytest.warns(FeddureWarning, match=note), pytest.raises(CellsFailed) as caught:
-        grid.measure(wanted, store, load, watcher=watch)
-    assert [failure.cell for failure in caught.value.failures] == wanted[:1]
-    assert [store.has(cell) for cell in wanted] == [False, True, True, True]
-    assert watch.lost == [wanted[0].hash]
-    assert watch.finished == [cell.hash for cell in wanted[1:]]
-    assert not (tmp_path / "unfinished").exists()
-    told = str(caught.value).splitlines()
-    assert told[0] == f"an error in code ended cell raises seed 0 ({wanted[0].hash}):"
-    assert told[1] == "Traceback (most recent call last):"
-    assert told[2].startswith(f'  File "{__file__}", line ')
-    assert "the same command tries it again" in told[-1]
+    store = Store(tmp_path)
+    measure(wanted, store)
+    assert measured(wanted, store) == [False, True, True, True]
+    (problem,) = store.failures().values()
+    assert problem.error == "OSError: a mistake"
+    assert problem.traceback.splitlines()[1].startswith(f'  File "{__file__}", line ')
+    assert sorted(path.name for path in store.unfinished(wanted[0].hash).iterdir()) == ["failure.json"]
 
 
-@pytest.mark.usefixtures("raises")
-def test_of_cells_that_share_lanes_only_those_with_the_error_fail(tmp_path):
-    wanted = cells("raises", seeds=(0, 1, 2), options={"at": [1, 2]})
-    store, watch = Store(tmp_path / "together"), Count()
-    with (
-        pytest.warns(FeddureWarning, match="^3 cells raises seed .*: OSError: a mistake; each is tried by itself$"),
-        pytest.warns(FeddureWarning, match="^cell raises seed 1 "),
-        pytest.raises(CellsFailed, match="an error in code ended cell raises seed 1"),
-    ):
-        grid.measure(wanted, store, load, together=3, watcher=watch)
-    assert [len(group) for group in watch.groups] == [3, 1, 1, 1]
-    assert watch.finished == [wanted[0].hash, wanted[2].hash]
-    good, alone = [wanted[0], wanted[2]], Store(tmp_path / "alone")
-    grid.measure(good, alone, load)
-    assert findings(store, good) == findings(alone, good)
+@pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError])
+def test_a_failed_cell_is_tried_again_by_the_next_command_only(tmp_path, monkeypatch, trained, error):
+    def step(self, client, batch):
+        raise error
 
-
-@pytest.mark.usefixtures("raises")
-def test_a_cell_that_was_finished_before_the_others_failed_counts_once(tmp_path):
-    options = {"at": [1, 3]}
-    wanted = [*cells("raises", seeds=(0,), rounds=1, options=options), *cells("raises", seeds=(1,), options=options)]
-    watch = Count()
-    with pytest.warns(FeddureWarning, match="seed 1 "), pytest.raises(CellsFailed):
-        grid.measure(wanted, Store(tmp_path), load, together=2, watcher=watch)
-    assert watch.finished == [wanted[0].hash]
-
-
-@pytest.mark.usefixtures("raises")
-def test_a_failed_cell_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    (one,) = cells("raises", seeds=(0,), options={"at": [0, 3]})
-    store, whole = Store(tmp_path / "failed"), Store(tmp_path / "whole")
+    wanted, store = cells("raises", seeds=(0,), options={"at": [0, 1]}), Store(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(grid, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(grid, "_WRITING", 1e9)
-        with pytest.warns(FeddureWarning), pytest.raises(CellsFailed):
-            grid.measure([one], store, load)
+        patch.setattr(Raises, "step", step)
+        measure(wanted, store)
     monkeypatch.setattr(Raises, "step", FedAvg.step)
-    trained = steps_of(monkeypatch)
-    grid.measure([one], store, load)
-    assert len(trained) == 3  # the clients of the last round
-    grid.measure([one], whole, load)
-    assert findings(store, [one]) == findings(whole, [one])
+    measure(wanted, store)  # another process of the same command
+    assert measured(wanted, store) == [False]
+    store.forget_failures(wanted)
+    measure(wanted, store)
+    assert measured(wanted, store) == [True]
+    assert names(store) == ["cells.jsonl"]
 
 
-@pytest.mark.usefixtures("raises")
-def test_a_stop_in_the_step_that_fails_is_heard(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_a_failed_cell_goes_on_from_its_checkpoint(tmp_path, images, monkeypatch, trained):
+    wanted, store = cells("raises", seeds=(0,), options={"at": [0, 3]}), Store(tmp_path / "failed")
+    measure(wanted, store)
+    assert store.failures()
+    monkeypatch.setattr(Raises, "step", FedAvg.step)
+    store.forget_failures(wanted)
+    trained.clear()
+    measure(wanted, store)
+    assert trained == [(0, 3)] * 3
+    assert found(store, wanted) == here(tmp_path / "whole", wanted, images)
+
+
+def test_a_mistake_that_a_check_finds_ends_only_its_cells(tmp_path):
+    wanted = cells("mistaken", "fedavg", seeds=(0,))
+    wanted += cells("fedavg", seeds=(1,), **{"partition.labels_per_class": 400})
+    store = Store(tmp_path)
+    measure(wanted, store)
+    assert measured(wanted, store) == [False, True, False]
+    said = store.failures()
+    assert "add needs = feddure.Needs(strong=True)" in said[wanted[0].hash].error
+    assert "400" in said[wanted[2].hash].error
+    assert not any(problem.traceback for problem in said.values())
+
+
+def test_an_error_in_the_code_of_a_data_set_ends_only_its_cells(tmp_path, images):
+    def load(name):
+        return images if name == "tiny" else {}["images"]
+
+    wanted, store = [*cells("fedavg", dataset="fashion-mini"), *cells("fedavg")], Store(tmp_path)
+    runner.measure(wanted, store, load)
+    assert measured(wanted, store) == [False, False, True, True]
+    assert {problem.error for problem in store.failures().values()} == {"KeyError: 'images'"}
+
+
+def test_a_stop_in_the_step_that_fails_is_heard(tmp_path, monkeypatch, trained):
     def step(self, client, batch):
         os.kill(os.getpid(), signal.SIGINT)
         raise ValueError("a mistake")
 
     monkeypatch.setattr(Raises, "step", step)
-    watch = Count()
-    with pytest.raises(grid.GridStopped):
-        grid.measure(cells("raises", "fedavg"), Store(tmp_path), load, watcher=watch)
-    assert watch.groups == [["raises"]]
+    with pytest.raises(runner.GridStopped):
+        measure(cells("raises", "fedavg"), Store(tmp_path))
+    assert {seed for seed, _ in trained} == {0}
 
 
-@pytest.mark.parametrize("error", [RunError, MemoryError])
-@pytest.mark.usefixtures("raises")
-def test_what_concerns_all_cells_ends_the_grid(tmp_path, monkeypatch, error):
+def test_what_concerns_all_cells_ends_the_grid(tmp_path, monkeypatch):
     def step(self, client, batch):
-        raise error("what all cells share")
+        raise RunError("what all cells share")
 
-    monkeypatch.setattr(Raises, "step", step)
-    watch = Count()
-    with pytest.raises(error, match="what all cells share"):
-        grid.measure(cells("raises", "fedavg"), Store(tmp_path), load, watcher=watch)
-    assert watch.groups == [["raises"]]
-
-
-@pytest.mark.usefixtures("raises")
-def test_an_error_that_takes_the_gpu_away_ends_the_grid(tmp_path, monkeypatch):
-    wanted = [*cells("raises", seeds=(0, 1), options={"at": [0, 1]}), *cells("fedavg")]
-    monkeypatch.setattr(grid.grid_failures, "is_usable", lambda device: False)
-    with (
-        pytest.warns(FeddureWarning),
-        pytest.raises(CellsFailed, match="2 other cells were not tried; --pro") as caught,
-    ):
-        grid.measure(wanted, Store(tmp_path), load, together=2)
-    assert [failure.cell for failure in caught.value.failures] == wanted[:2]
+    wanted, store = cells("raises", "fedavg"), Store(tmp_path)
+    with pytest.raises(ConfigError, match="cuda was given"):
+        measure(cells("fedavg", **{"engine.device": "cuda"}), store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Raises, "step", step)
+        with pytest.raises(RunError, match="what all cells share"):
+            measure(wanted, store)
+    monkeypatch.setattr(runner.failures, "is_usable", lambda device: False)
+    with pytest.raises(RunError, match=r"a mistake\nThe error left this process without its GPU"):
+        measure(cells("raises", "fedavg", options={"at": [0, 1]}), store)
+    assert not any(measured(wanted, store))
 
 
-def test_time_is_shared_among_those_that_still_train(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(grid.time, "perf_counter", lambda: now[0])
-    one, other = object(), object()
-    clock = grid._Clock([one, other])
-    now[0] = 4.0
-    assert clock.take(one, last=False) == 2.0
-    now[0] = 6.0
-    assert clock.take(one, last=True) == 1.0
-    assert clock.take(other, last=False) == 3.0
-    now[0] = 7.0
-    assert clock.take(other, last=True) == 1.0
+def full(number):
+    def write(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return write
 
 
-def steps_of(monkeypatch):
-    """The local steps of every task that is trained from now on."""
-    found = []
-    real = Lanes.run
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [("record", errno.ENOSPC), ("checkpoint", errno.EDQUOT), ("cell", errno.ENOSPC), ("claim", errno.EROFS)],
+)
+def test_a_full_disk_ends_the_grid_and_finished_cells_stay(tmp_path, monkeypatch, number, place):
+    done, *wanted = cells("fedavg", "fedavg-matched", "feddure", seeds=(0,), rounds=2)
+    store = Store(tmp_path)
+    measure([done], store)
+    with monkeypatch.context() as patch:
+        if place == "record":
+            patch.setattr(records.Writer, "write", full(number))
+        elif place == "claim":
+            patch.setattr(Path, "mkdir", full(number))
+        else:
+            patch.setattr(os, "fsync", full(number))
+            if place == "checkpoint":
+                patch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
+        with pytest.raises(NotWritten, match="finished cells are kept") as caught:
+            measure([done, *wanted], store)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert measured([done, *wanted], store) == [True, False, False]
+    measure(wanted, store)
+    assert all(measured(wanted, store))
 
-    def run(self, tasks):
-        found.extend(task.steps for task in tasks)
-        return real(self, tasks)
 
-    monkeypatch.setattr(Lanes, "run", run)
-    return found
+# --- the user's own code -------------------------------------------------------------------------------------
+METHOD = """
+from feddure.methods.fedavg import FedAvg
+
+class Mine(FedAvg):
+    step_size = {}
+"""
+
+
+@pytest.fixture
+def write_code(tmp_path, monkeypatch):
+    """Writes the module, as another process would then find it."""
+    monkeypatch.chdir(tmp_path)
+
+    def forget():
+        sys.modules.pop("some_own_module", None)
+        plugins._hash.cache_clear()
+
+    def write(text):
+        (tmp_path / "some_own_module.py").write_text(text)
+        forget()
+
+    write(METHOD.format(1))
+    yield write
+    forget()
+
+
+def test_a_cell_is_measured_again_when_its_code_has_changed(tmp_path, write_code, monkeypatch):
+    store, (one, builtin) = Store(tmp_path / "grid"), cells("some_own_module:Mine", "fedavg", seeds=(0,), rounds=1)
+    measure([one, builtin], store)
+    before = store.find(one)
+    assert "own_code" not in store.find(builtin).environment
+    write_code(METHOD.format(2))
+    assert store.find(one) is None
+    assert unmeasured([one, builtin], store) == store.outdated([one, builtin]) == [one]
+    measure([one], store)
+    assert store.find(one).environment["own_code"] != before.environment["own_code"]
+    assert store.outdated([one]) == []
+    assert before.environment["own_code"] in (store.folder / "outdated.jsonl").read_text()  # nothing is lost
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    plugins._hash.cache_clear()
+    assert store.has(one)  # code that is not here does not hide what it gave
+
+
+@pytest.mark.usefixtures("_checkpoint_each_round")
+def test_a_cell_under_way_starts_afresh_with_new_code(tmp_path, write_code, trained):
+    store, wanted = Store(tmp_path / "grid"), cells("some_own_module:Mine", seeds=(0,))
+    with pytest.raises(runner.GridStopped):
+        measure(wanted, store, orphaned=lambda: len(trained) > 3)
+    assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
+    write_code(METHOD.format(2))
+    trained.clear()
+    measure(wanted, store)
+    assert (0, 1) in trained
+
+
+def test_a_run_that_goes_on_with_other_code_says_so(tmp_path, images, write_code, recwarn):
+    (one,) = cells("some_own_module:Mine", seeds=(0,))
+    runs.execute(one.experiment, images, tmp_path / "run", progress=False)
+    runs.execute(one.experiment, images, tmp_path / "run", resume=True, progress=False)
+    assert not [warning for warning in recwarn if issubclass(warning.category, FeddureWarning)]
+    write_code(METHOD.format(2))
+    with pytest.warns(FeddureWarning, match="your own code .* has changed since this run was started"):
+        runs.execute(one.experiment, images, tmp_path / "run", resume=True, progress=False)

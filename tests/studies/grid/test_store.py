@@ -1,18 +1,23 @@
-"""Cells: kept whole, found again, claimed by one process, merged from several folders."""
+"""The store: kept whole, found again, claimed by one process, merged from several folders."""
 
 import csv
+import dataclasses
+import json
 import os
-import socket
-import subprocess
-import sys
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
 import synthetic
 import tiny
+from feddure.config import Experiment
 from feddure.errors import RunError
-from feddure.studies.grid.store import COLUMNS, Cell, Store, labels, mean_of
+from feddure.studies.grid.failures import Problem
+from feddure.studies.grid.store import COLUMNS, Cell, Store, changes, labels, mean_of, pack, unpack
+
+RESULTS = Path(__file__).parents[3] / "results"
 
 
 def cell(study="table1", **changes):
@@ -24,13 +29,46 @@ def kept(store, *cells):
         store.keep(synthetic.measured(one, 50.0))
 
 
+def lines(store):
+    return [json.loads(line) for line in (store.folder / "cells.jsonl").read_text().splitlines()]
+
+
+# --- finished cells ---------------------------------------------------------------------------------------
 def test_what_is_kept_is_found_again(tmp_path):
     store, one = Store(tmp_path), cell()
     assert store.find(one) is None
-    made = synthetic.measured(one, 50.0)
+    made = dataclasses.replace(
+        synthetic.measured(one, 100 / 3),
+        diagnostics={"loss": 0.1 + 0.2},
+        environment={"commit": "abc-dirty", "started": "today", "own_code": "mine:Mine 12"},
+    )
     store.keep(made)
     assert store.has(one)
-    assert store.find(one) == made
+    assert store.find(one) == Store(tmp_path).find(one) == made
+    assert made.dirty
+    assert not synthetic.measured(one, 50.0).dirty
+
+
+def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
+    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
+    cells = [cell(seed=seed) for seed in range(4)]
+    kept(one, *cells)
+    kept(other, *reversed(cells))
+    assert (one.folder / "cells.jsonl").read_bytes() == (other.folder / "cells.jsonl").read_bytes()
+    first, *rest = lines(one)
+    assert first == {"environment": rest[0]["environment"], **synthetic.ENVIRONMENT}
+    assert [line["cell"] for line in rest] == sorted(cell.hash for cell in cells)
+
+
+def test_only_what_differs_from_the_defaults_is_written():
+    assert changes(Experiment()) == {}
+    wanted = tiny.experiment(seed=3, options={"a": {"b": {}}}, **{"partition.gamma": 0.3})
+    found = changes(wanted)
+    assert found["seed"] == 3
+    assert found["options"] == {"a": {"b": {}}}
+    assert "norm" not in found
+    assert "learning_rate" not in found.get("optimizer", {})
+    assert Experiment.model_validate(found) == wanted
 
 
 def test_the_name_of_a_cell_is_what_determines_its_result():
@@ -40,163 +78,195 @@ def test_the_name_of_a_cell_is_what_determines_its_result():
         assert cell(**change).hash != cell().hash
 
 
-def test_labels_are_a_share_of_the_training_images():
-    assert (
-        labels(tiny.experiment(dataset="cifar10", **{"partition.clients": 100, "partition.labels_per_class": 5})) == 10
-    )
-    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
-    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 2
-    assert labels(tiny.experiment(dataset="folder:somewhere")) == ""
+@pytest.mark.parametrize("damage", ['{"cell"', "[]", '{"cell": "a", "environment": "nowhere"}', "\x00"])
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    store = Store(tmp_path)
+    kept(store, cell(), cell(seed=1))
+    path = tmp_path / "cells.jsonl"
+    whole = path.read_text()
+    path.write_text("".join(f"{line}\n" for line in [*whole.splitlines()[:2], damage]))
+    for attempt in (lambda: store.find(cell()), lambda: kept(store, cell(seed=2))):
+        with pytest.raises(RunError, match=r"cells\.jsonl: line 3 is damaged .*restore the file"):
+            attempt()
+    path.write_text(whole)
+    assert store.has(cell())
 
 
-def test_a_damaged_cell_is_named(tmp_path):
-    store, one = Store(tmp_path), cell()
-    kept(store, one)
-    path = tmp_path / "cells" / f"{one.hash}.json"
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(RunError, match=rf"{one.hash}.json: damaged"):
-        store.find(one)
+def test_cells_that_several_keep_at_the_same_moment_are_all_there(tmp_path):
+    def keep(first):
+        kept(Store(tmp_path), *(cell(seed=seed) for seed in range(first, 24, 3)))
+
+    together([lambda first=first: keep(first) for first in range(3)])
+    assert len(list(Store(tmp_path).measurements())) == 24
 
 
-def test_a_claimed_cell_is_nobody_elses(tmp_path):
-    one, other = cell(), cell(seed=1)
-    with Store(tmp_path).claimed([one]) as mine:
-        assert mine == [one]
-        with Store(tmp_path).claimed([one, other]) as theirs:
-            assert theirs == [other]
-    with Store(tmp_path).claimed([one]) as mine:
-        assert mine == [one]
-    assert not (tmp_path / "unfinished").exists()
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_claim_that_came_to_nothing_leaves_the_folder_as_it_was(tmp_path, there):
-    folder = tmp_path / "grid"
-    if there:
-        folder.mkdir()
-    with pytest.raises(ValueError, match="broken"), Store(folder).claimed([cell()]):
-        raise ValueError("broken")
-    assert folder.exists() == there
-
-
-def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
-    store, held, problems = Store(tmp_path), set(), []
-
-    def claim(wanted):
-        try:
-            for _ in range(300):
-                with store.claimed(wanted) as mine:
-                    assert not held & {cell.hash for cell in mine}
-                    held.update(cell.hash for cell in mine)
-                    held.difference_update(cell.hash for cell in mine)
-        except Exception as problem:
-            problems.append(problem)
-
-    first, second, third = (cell(seed=seed) for seed in range(3))
-    threads = [
-        threading.Thread(target=claim, args=([common, own],)) for common, own in ((first, second), (first, third))
-    ]
+def together(works):
+    """Each work in a thread of its own, until all are done."""
+    threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+# --- folders of 0.1 -----------------------------------------------------------------------------------------
+def test_a_folder_of_0_1_is_read_and_packed(tmp_path):
+    store, one = Store(tmp_path), cell()
+    made = dataclasses.replace(synthetic.measured(one, 50.0), together=9)
+    (tmp_path / "cells").mkdir()
+    old = dataclasses.asdict(made) | {"experiment": one.experiment.model_dump()}
+    (tmp_path / "cells" / f"{one.hash}.json").write_text(json.dumps(old))
+    assert store.find(one) == made
+    kept(store, cell(seed=1))
+    assert unpack(tmp_path / "cells.jsonl")[one.hash] == made
+    (tmp_path / "cells" / "damaged.json").write_text("{")
+    with pytest.raises(RunError, match=r"damaged\.json: damaged"):
+        Store(tmp_path).find(one)
+
+
+def test_published_measurements_survive_packing(tmp_path):
+    found = {one.config_hash: one for one in Store(RESULTS / "reproduction").measurements()}
+    assert len(found) > 300
+    (tmp_path / "cells.jsonl").write_bytes(pack(found.values()))
+    assert unpack(tmp_path / "cells.jsonl") == found
+
+
+# --- claims -------------------------------------------------------------------------------------------------
+def test_a_claimed_cell_is_nobody_elses(tmp_path):
+    one, other = cell(), cell(seed=1)
+    with Store(tmp_path).claimed(one) as mine, Store(tmp_path).claimed(one) as theirs:
+        assert (mine, theirs) == (True, False)
+        with Store(tmp_path).claimed(other) as mine:
+            assert mine
+    with Store(tmp_path).claimed(one) as mine:
+        assert mine
+    assert list(tmp_path.iterdir()) == []
+    kept(Store(tmp_path), one)
+    with Store(tmp_path).claimed(one) as mine:
+        assert not mine
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_claim_that_came_to_nothing_leaves_the_folder_as_it_was(tmp_path, there):
+    store = Store(tmp_path / "grid")
+    if there:
+        store.folder.mkdir()
+    with store.claimed(cell()):
+        store.note(cell(), "command")
+    assert store.folder.exists() == there
+
+
+def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
+    store, held, problems, one = Store(tmp_path), [], [], cell()
+
+    def claim():
+        try:
+            for _ in range(100):
+                with store.claimed(one) as mine:
+                    if mine:
+                        held.append(threading.get_ident())
+                        assert len(held) == 1
+                        held.clear()
+        except Exception as problem:
+            problems.append(problem)
+
+    together([claim, claim])
     assert problems == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_cell_cannot_be_claimed(tmp_path):
-    store, one = Store(tmp_path), cell()
-    kept(store, one)
-    with store.claimed([one]) as mine:
-        assert mine == []
-
-
 def test_the_claim_of_a_killed_process_is_free(tmp_path):
-    one = cell()
-    script = (
-        "import os, signal, sys; from pathlib import Path; import tiny\n"
-        "from feddure.studies.grid.store import Cell, Store\n"
-        "one = Cell('table1', 'aaai24', tiny.experiment(dataset='fashion-mini'))\n"
-        "with Store(Path(sys.argv[1])).claimed([one]) as mine:\n"
-        "    assert mine\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=tiny_environment())
-    assert done.returncode == -9
-    assert (tmp_path / "unfinished" / one.hash / "lock").exists()
-    with Store(tmp_path).claimed([one]) as mine:
-        assert mine == [one]
-
-
-def test_cells_are_under_way_while_a_process_of_this_machine_has_claimed_them(tmp_path):
-    store, one, other = Store(tmp_path), cell(), cell(seed=1)
-    assert store.under_way() == set()
-    with Store(tmp_path).claimed([one]):
-        (store.unfinished(one.hash) / "metrics.jsonl").touch()  # there is something to go on with afterwards
-        assert store.under_way() == {one.hash}
-        with Store(tmp_path).claimed([other]) as mine:  # looking has taken nothing away
-            assert mine == [other]
-    assert store.unfinished(one.hash).exists()
-    assert store.under_way() == set()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "elsewhere {own}", "{host} {gone}", "{host} 0", "{host} -1", "{host} x", "\udcff"]
-)
-def test_locks_that_nobody_here_has_are_not_under_way(tmp_path, text):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
     store, one = Store(tmp_path), cell()
-    store.unfinished(one.hash).mkdir(parents=True)
-    said = text.format(host=socket.gethostname(), own=os.getpid(), gone=gone.pid)
-    (store.unfinished(one.hash) / "lock").write_bytes(said.encode(errors="surrogateescape"))
-    assert store.under_way() == set()
+    child = os.fork()
+    if child == 0:
+        with store.claimed(one):
+            store.note(one, "command", 3, 0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert store.noted(one).round == 3  # who it was can be told
+    assert store.under_way() == {}
+    with store.claimed(one) as mine:
+        assert mine
+        store.note(one, "command", 2, 0.5)
+        (noted,) = Store(tmp_path).under_way().values()
+        assert (noted.pid, noted.command, noted.round, noted.accuracy) == (os.getpid(), "command", 2, 0.5)
+    assert store.under_way() == {}
 
 
-def test_two_halves_merge_to_the_table_of_the_whole(tmp_path):
+def test_failures_stay_until_they_are_forgotten(tmp_path):
+    store, one = Store(tmp_path / "grid"), cell()
+    with store.claimed(one):
+        store.fail(one, Problem("a mistake", "Traceback"))
+    assert store.failures() == {one.hash: Problem("a mistake", "Traceback")}
+    store.forget_failures([cell(seed=1)])
+    assert store.failures()
+    store.forget_failures([one])
+    assert store.failures() == {}
+    with store.claimed(one):
+        store.fail(one, Problem("a mistake"))
+        kept(store, one)
+    assert store.failures() == {}
+    assert not (store.folder / "unfinished").exists()
+
+
+# --- merging and tables -------------------------------------------------------------------------------------
+def test_two_halves_merge_to_the_whole(tmp_path):
     cells = [cell(seed=seed, method=method) for method in ("fedavg", "feddure") for seed in (0, 1)]
     whole, one, other = (Store(tmp_path / name) for name in ("whole", "one", "other"))
     kept(whole, *cells)
-    whole.tabulate(cells)
     kept(one, *cells[:3])
-    one.tabulate(cells)
     kept(other, *cells[2:])
-    other.tabulate(cells)
     assert one.merge(other.folder) == 1
-    one.tabulate(cells)
-    assert sorted((one.folder / "results.csv").read_text().splitlines()) == sorted(
-        (whole.folder / "results.csv").read_text().splitlines()
-    )
+    assert (one.folder / "cells.jsonl").read_bytes() == (whole.folder / "cells.jsonl").read_bytes()
     assert one.merge(other.folder) == 0
 
 
 def test_a_merge_may_ask_for_some_cells_only(tmp_path):
     mine, theirs = Store(tmp_path / "mine"), Store(tmp_path / "theirs")
+    kept(theirs, *(cell("table1", seed=seed) for seed in (1, 2, 3)))
     wanted = [cell("sweep", seed=seed) for seed in (0, 1, 2)]
-    others = [cell("table1", seed=seed) for seed in (1, 2, 3)]  # two of them are wanted, under another study's name
-    kept(theirs, *others)
-    theirs.tabulate([*others, wanted[1]])
     assert mine.merge(theirs.folder, wanted) == 2
-    assert {path.stem for path in (mine.folder / "cells").iterdir()} == {wanted[1].hash, wanted[2].hash}
-    with (mine.folder / "results.csv").open() as file:
-        assert [(row["study"], row["config_hash"]) for row in csv.DictReader(file)] == [("sweep", wanted[1].hash)]
-    assert mine.merge(theirs.folder, wanted) == 0
+    assert [mine.has(cell) for cell in wanted] == [False, True, True]
     assert mine.merge(theirs.folder) == 1
 
 
-def test_merging_a_folder_without_cells_is_refused(tmp_path):
+def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match="no measured cells are there"):
         Store(tmp_path / "mine").merge(tmp_path)
-
-
-def test_a_damaged_cell_refuses_the_whole_merge(tmp_path):
-    theirs = Store(tmp_path / "theirs")
-    kept(theirs, *(cell(seed=seed) for seed in range(3)))
-    last = sorted((theirs.folder / "cells").iterdir())[-1]
-    last.write_text("{")
-    with pytest.raises(RunError, match=rf"{last.name}: damaged"):
-        Store(tmp_path / "mine").merge(theirs.folder)
+    kept(Store(tmp_path / "theirs"), cell())
+    (tmp_path / "theirs" / "cells.jsonl").write_text("{")
+    with pytest.raises(RunError, match=r"cells.jsonl: line 1 is damaged"):
+        Store(tmp_path / "mine").merge(tmp_path / "theirs")
     assert not (tmp_path / "mine").exists()
+
+
+def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):
+    store = Store(tmp_path)
+    first, shared, missing = cell(), cell("gamma"), cell(seed=5)
+    kept(store, first)
+    store.tabulate([first, missing])
+    store.tabulate([shared])
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["study"] for row in rows] == ["table1", "gamma"]
+    assert {row["config_hash"] for row in rows} == {first.hash}
+    assert rows[0]["accuracy_last10"] == "50.0"
+
+
+def test_results_of_another_format_are_not_overwritten(tmp_path):
+    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
+    with pytest.raises(RunError, match=r"results.csv: its columns lack"):
+        Store(tmp_path).tabulate([cell()])
+    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
+
+
+def test_labels_are_a_share_of_the_training_images():
+    asked = {"partition.clients": 100, "partition.labels_per_class": 5}
+    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 10
+    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
+    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 2
+    assert labels(tiny.experiment(dataset="folder:somewhere")) == ""
 
 
 @pytest.mark.parametrize(
@@ -212,33 +282,3 @@ def test_a_damaged_cell_refuses_the_whole_merge(tmp_path):
 def test_what_the_accuracy_is_the_mean_of(evaluations, said):
     cells = [synthetic.measurement(50.0, rounds=5 * count) for count in evaluations]
     assert mean_of(cells) == said
-    assert mean_of(cells, spelled_out=True) == (said if said.endswith("evaluation") else f"{said} evaluations")
-
-
-def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):
-    store = Store(tmp_path)
-    first, shared, missing = cell(), cell("gamma"), cell(seed=5)
-    kept(store, first)
-    store.tabulate([first, missing])
-    store.tabulate([shared])
-    with (tmp_path / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["study"] for row in rows] == ["table1", "gamma"]
-    assert {row["config_hash"] for row in rows} == {first.hash}
-    assert rows[0]["accuracy_last10"] == "50.0"
-    assert rows[0]["gamma"] == "0.5"
-
-
-def test_results_of_another_format_are_not_overwritten(tmp_path):
-    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
-    with pytest.raises(RunError, match=r"results.csv: its columns lack"):
-        Store(tmp_path).tabulate([cell()])
-    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
-
-
-def tiny_environment():
-    import os
-    from pathlib import Path
-
-    return {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent), "OMP_NUM_THREADS": "1"}

@@ -4,6 +4,7 @@ import pytest
 
 import synthetic
 from feddure.errors import ConfigError
+from feddure.studies.grid.runner import program_of
 from feddure.studies.grid.store import Store
 from feddure.studies.paper.plan import (
     STUDIES,
@@ -24,6 +25,7 @@ def test_table_1_has_ninety_runs_a_data_set():
     assert len(found) == len({cell.hash for cell in found}) == 180
     assert {cell.experiment.rounds for cell in found} == {200}
     assert {cell.experiment.method for cell in found} == set(TABLE1)
+    assert len({program_of(cell) for cell in found if cell.experiment.dataset == "cifar10"}) == 10
 
 
 def test_charts_share_the_papers_own_point_with_its_tables():

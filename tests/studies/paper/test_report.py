@@ -65,7 +65,7 @@ def test_a_study_is_written_as_csv_markdown_figure_and_page(tmp_path, study):
         assert "57.0" in text
         assert "fedmatch" in text.lower()
     assert (tmp_path / f"{study}-aaai24.png").read_bytes().startswith(b"\x89PNG")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") and path.suffix != ".lock"]
     index, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
     assert all(f'href="{study}-aaai24.{end}"' in index for end in ENDINGS)
     assert f"({study}-aaai24.md)" in readme

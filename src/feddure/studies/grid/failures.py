@@ -4,7 +4,6 @@ import errno
 import importlib
 import os
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
-from feddure.studies.grid.store import Cell, named
+from feddure.errors import ConfigError, FeddureError, RunError
 
 _MACHINERY = tuple(
     f"{folder}{os.sep}"
     for folder in (Path(__file__).parents[2], Path(torch.__file__).parent, Path(importlib.__file__).parent)
 )
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_MOST_ERRORS = 5  # different ones that a message tells
 
 
 class Problem(NamedTuple):
@@ -35,37 +32,6 @@ class Problem(NamedTuple):
         return " ".join(self.error.split())
 
 
-class Failure(NamedTuple):
-    """A cell that has ended without a measurement."""
-
-    cell: Cell
-    problem: Problem
-
-
-class DatasetFailed(Exception):
-    """The code of a data set has raised an error, and only the cells with these data are concerned."""
-
-    def __init__(self, problem: Problem):
-        super().__init__(problem)
-        self.problem = problem
-
-
-class CellsFailed(RunError):
-    """A grid is through, but for some cells: those that errors of their own have ended, and those that were lost."""
-
-    def __init__(self, failures: Sequence[Failure], more: str = "", lost: Sequence[Failure] = ()):
-        """`more` says what else there is to know, as of the cells that were lost."""
-        parts = _by_error(failures)
-        if failures:
-            them = "it" if len(failures) == 1 else "them"
-            parts.append(f"What is finished is kept, and the same command tries {them} again")
-        super().__init__("\n".join([*parts, more] if more else parts))
-        self.failures = [*failures, *lost]
-        problems = {failure.problem for failure in failures}
-        shared = problems.pop() if len(problems) == 1 and not lost else None
-        self.mistake = shared.error if shared is not None and not shared.traceback else None  # of all these cells
-
-
 class NotWritten(RunError):
     """What a grid measures cannot be kept, which ends it."""
 
@@ -77,12 +43,12 @@ class NotWritten(RunError):
 
 
 def ends_all(error: Exception) -> bool:
-    """Whether an error concerns more than the cells under way: files that are not what they should be, or memory.
+    """Whether an error concerns more than what is under way: files that are not what they should be.
 
-    What a check finds wrong with a method or a configuration (ConfigError) concerns its own cells.
+    What a check finds wrong with a method or a configuration (ConfigError) concerns its own cells, and so does memory
+    that did not suffice.
     """
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return memory or (isinstance(error, FeddureError) and not isinstance(error, ConfigError))
+    return isinstance(error, FeddureError) and not isinstance(error, ConfigError)
 
 
 @contextmanager
@@ -100,36 +66,12 @@ def writing(path: Path) -> Iterator[None]:
 
 def describe(error: Exception) -> Problem:
     """An error in words; one in code with its traceback, from the first line of the user's own code on."""
-    if isinstance(error, DatasetFailed):
-        return error.problem
     if isinstance(error, ConfigError):
         return Problem(str(error))
     said = str(error).strip().splitlines()
     told = traceback.TracebackException.from_exception(error)
     _shorten(told)
     return Problem(": ".join([type(error).__name__, *said[:1]]), "".join(told.format()))
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """While this holds, an error in code is one of a data set."""
-    try:
-        yield
-    except Exception as error:
-        if ends_all(error):
-            raise
-        raise DatasetFailed(describe(error)) from error
-
-
-def note(failures: Sequence[Failure], said: set[str]) -> None:
-    """Tell the user at once; of a mistake that all cells share once, as what was `said` is not said again."""
-    for cell, problem in failures:
-        if problem.traceback:
-            warnings.warn(f"{named([cell])}: {problem.error}", FeddureWarning, stacklevel=2)
-        elif problem.error not in said:
-            said.add(problem.error)
-            text = f"cells of {cell.experiment.method} cannot be measured: {problem.error}"
-            warnings.warn(text, FeddureWarning, stacklevel=2)
 
 
 def is_usable(device: torch.device) -> bool:
@@ -156,16 +98,6 @@ def told(ended: Sequence[tuple[str, Problem]]) -> list[str]:
             parts += [f"an error in code ended {who}:", problem.traceback.rstrip()]
             traced = True
     return parts
-
-
-def _by_error(failures: Sequence[Failure]) -> list[str]:
-    """Each different error with the cells that it has ended."""
-    groups: dict[str, list[Failure]] = {}
-    for failure in failures:
-        groups.setdefault(failure.problem.error, []).append(failure)
-    each = [(named([failure.cell for failure in group]), group[0].problem) for group in groups.values()]
-    more = [failure.cell for group in list(groups.values())[_MOST_ERRORS:] for failure in group]
-    return told(each[:_MOST_ERRORS]) + ([f"other errors ended {named(more)}"] if more else [])
 
 
 def _shorten(told: traceback.TracebackException) -> None:

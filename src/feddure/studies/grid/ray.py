@@ -1,7 +1,7 @@
-"""Grids over several machines: groups of cells as the tasks of a Ray cluster.
+"""Grids over several machines: cells as the tasks of a Ray cluster.
 
 Data sets travel through the cluster's object store, so that its nodes need feddure and nothing else. The driver keeps
-every measurement as it comes; cells whose worker is lost are measured again, from their beginning, on another one.
+every measurement as it comes; a cell whose worker is lost is measured again, from its beginning, on another one.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import re
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -21,23 +21,21 @@ from typing import Any, NamedTuple
 import torch
 
 from feddure import environment
+from feddure.config import Engine as Options
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
+from feddure.simulation.engine import Engine
 from feddure.simulation.runs import Stop, stopping
-from feddure.studies.grid import failures as grid_failures
-from feddure.studies.grid.failures import CellsFailed, DatasetFailed, Failure, Problem
-from feddure.studies.grid.order import portions
-from feddure.studies.grid.runner import Distant, GridStopped, Load, Watcher, measure, unmeasured
-from feddure.studies.grid.store import Cell, Measurement, Store, named
+from feddure.studies.grid import failures
+from feddure.studies.grid.failures import Problem
+from feddure.studies.grid.runner import GridStopped, Load, measure, new_command, program_of
+from feddure.studies.grid.store import Cell, Measurement, Store, named, unmeasured
 from feddure.version import VERSION
 
 LOCAL = "local"
 ATTEMPTS = 4
-"""How often the cells of a lost worker are measured before they are given up."""
-
-CPUS_PER_TASK = 1
-"""A cell that trains on a CPU gets one of the cluster's, and as many threads."""
+"""How often the cell of a lost worker is measured before it is given up."""
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:\s]+|\[[^\]\s]+\]):(?P<port>\d+)")
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0, Ray keeps to 127.0.0.1 on every system
@@ -53,8 +51,7 @@ class _Task(NamedTuple):
 
     version: str
     command: str
-    cells: list[tuple[str, str, dict[str, Any], str]]
-    together: int | None
+    experiment: dict[str, Any]
     threads: int | None  # None leaves them to a GPU's worker
     folder: str  # for temporary files on the driver's machine: there they go with the driver
 
@@ -62,9 +59,9 @@ class _Task(NamedTuple):
 class _Found(NamedTuple):
     """What a worker answers."""
 
-    measurements: list[dict[str, Any]]
+    measurement: dict[str, Any] | None
+    problem: Problem | None  # an error of the cell's own
     notes: list[str]
-    problems: dict[str, Problem]  # errors of their own, by the hash of the cell that each has ended
 
 
 def measure_on_ray(
@@ -72,14 +69,13 @@ def measure_on_ray(
     store: Store,
     load: Load,
     address: str,
-    together: int | None = None,
-    watcher: Watcher | None = None,
+    look: Callable[[], None] = lambda: None,
     cpus: int | None = None,
 ) -> None:
     """Measure all cells that are not finished on a Ray cluster, or on all cores of this machine (`local`).
 
-    Each GPU of the cluster takes a group of cells at a time; on a cluster without GPUs each CPU takes a cell, or a
-    group where `together` is given. `cpus` says how many CPUs a local cluster offers.
+    Each GPU of the cluster takes a cell at a time; on a cluster without GPUs each CPU does. `cpus` says how many CPUs a
+    local cluster offers. What has failed is in the store.
     """
     if not unmeasured(cells, store):
         return
@@ -89,34 +85,33 @@ def measure_on_ray(
         _connected(ray, address, cpus),
         stopping() as stop,
     ):
-        driver = _Driver(ray, store, load, together, watcher, folder)
+        driver = _Driver(ray, store, load, folder)
         try:
-            driver.run(cells, stop)
+            driver.run(_by_program(unmeasured(cells, store)), look, stop)
         finally:
             driver.close()
 
 
-class _Driver:
-    """Keeps the cluster busy with claimed groups, and what comes back in the store."""
+def _by_program(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of one program after the other, in the order of their first ones."""
+    programs = [program_of(cell) for cell in cells]
+    return [cells[place] for place in sorted(range(len(cells)), key=lambda place: programs.index(programs[place]))]
 
-    def __init__(
-        self, ray: ModuleType, store: Store, load: Load, together: int | None, watcher: Watcher | None, folder: str
-    ):
+
+class _Driver:
+    """Keeps the cluster busy with claimed cells, and what comes back in the store."""
+
+    def __init__(self, ray: ModuleType, store: Store, load: Load, folder: str):
         self._ray = ray
         self._store = store
         self._load = load
-        self._together = together
-        self._watcher = watcher
         self._folder = folder
         self._gpus = ray.cluster_resources().get("GPU", 0) >= 1
+        self._name = new_command()
         self._datasets: dict[str, Any] = {}
-        self._pending: dict[Any, tuple[list[Cell], ExitStack]] = {}  # tasks under way, and their locks
-        self._failures: list[Failure] = []
-        self._said: set[str] = set()
+        self._pending: dict[Any, tuple[Cell, ExitStack]] = {}  # tasks under way, and their claims
 
-    def run(self, cells: Sequence[Cell], stop: Stop) -> None:
-        waiting = portions(unmeasured(cells, self._store), self._together, self._on_gpu)
-        lost: list[Cell] = []
+    def run(self, waiting: list[Cell], look: Callable[[], None], stop: Stop) -> None:
         while waiting or self._pending:
             while waiting and len(self._pending) < self._room():
                 self._submit(waiting.pop(0))
@@ -124,112 +119,86 @@ class _Driver:
             if stop():
                 raise GridStopped(stop.signal, under_way="those under way begin anew")
             for task in done:
-                gone = self._receive(task)
-                if gone and self._watcher:
-                    self._watcher.cells_lost(gone)
-                lost += gone
-        if self._failures or lost:
-            why = Problem(f"its workers were lost {ATTEMPTS} times: killed, or out of memory")
-            raise CellsFailed(self._failures, _lost(lost) if lost else "", [Failure(cell, why) for cell in lost])
+                self._receive(task)
+            look()
 
     def close(self) -> None:
         """Leave what is under way to itself: nothing of it is kept, and Ray ends it with this connection.
 
-        Where the process was connected to Ray before, tasks under way run to their end.
-
         No task is cancelled: in Ray 2.55 that ends this very process, without a word, where a task is just done.
         """
-        for _, locks in self._pending.values():
-            locks.close()
+        for _, claim in self._pending.values():
+            claim.close()
         self._pending.clear()
-
-    def _on_gpu(self, cell: Cell) -> bool:
-        return self._gpus and cell.experiment.engine.device != "cpu"
 
     def _room(self) -> int:
         """Tasks to hand in at a time: as many as the cluster as it is now has places for."""
-        resources = self._ray.cluster_resources()
-        return max(1, int(resources.get("GPU", 0) if self._gpus else resources.get("CPU", 0) / CPUS_PER_TASK))
+        return max(1, int(self._ray.cluster_resources().get("GPU" if self._gpus else "CPU", 0)))
 
-    def _submit(self, group: Sequence[Cell]) -> None:
-        locks = ExitStack()
-        with grid_failures.writing(self._store.folder):
-            mine = locks.enter_context(self._store.claimed(group))
-        if not mine:
-            locks.close()
-            return
+    def _submit(self, cell: Cell) -> None:
+        on_gpu = self._gpus and cell.experiment.engine.device != "cpu"
+        claim = ExitStack()
         try:
-            on_gpu = self._on_gpu(mine[0])
-            task = _Task(
-                VERSION,
-                str(environment.describe()["command"]),
-                [(cell.study, cell.preset, cell.experiment.model_dump(), cell.options) for cell in mine],
-                self._together,
-                None if on_gpu else CPUS_PER_TASK,
-                self._folder,
-            )
-            remote = self._ray.remote(_measure_group).options(
-                name=f"feddure {mine[0].experiment.method}",
-                num_cpus=CPUS_PER_TASK,
+            with failures.writing(self._store.folder):
+                if not claim.enter_context(self._store.claimed(cell)):
+                    return
+                self._store.note(cell, self._name)
+            command = str(environment.describe()["command"])
+            threads = None if on_gpu else 1
+            task = _Task(VERSION, command, cell.experiment.model_dump(), threads, self._folder)
+            remote = self._ray.remote(_measure_cell).options(
+                name=f"feddure {cell.experiment.method}",
+                num_cpus=1,
                 num_gpus=1 if on_gpu else 0,
                 max_retries=ATTEMPTS - 1,
                 retry_exceptions=[_Stopped],
             )
-            self._pending[remote.remote(task, self._dataset(mine[0].experiment.dataset))] = mine, locks
-            if self._watcher:
-                self._watcher.group_begins([Distant(cell.experiment) for cell in mine])
-        except DatasetFailed as failed:
-            with locks:
-                grid_failures.note(self._fail({cell.hash: failed.problem for cell in mine}, mine), self._said)
-        except BaseException:
-            locks.close()
-            raise
+            self._pending[remote.remote(task, self._dataset(cell))] = cell, claim.pop_all()
+        except Exception as error:
+            if failures.ends_all(error):
+                raise
+            self._store.fail(cell, failures.describe(error))  # the code of its data set
+        finally:
+            claim.close()
 
-    def _dataset(self, name: str) -> Any:
+    def _dataset(self, cell: Cell) -> Any:
+        name = cell.experiment.dataset
         if name not in self._datasets:
             self._datasets[name] = self._ray.put(self._load(name))
         return self._datasets[name]
 
-    def _receive(self, task: Any) -> list[Cell]:
-        """Keep what a task found; returns its cells if its workers were lost too often."""
-        cells, locks = self._pending.pop(task)
-        with locks:
+    def _receive(self, task: Any) -> None:
+        cell, claim = self._pending.pop(task)
+        with claim, failures.writing(self._store.folder):
             try:
-                found = self._ray.get(task)
+                found: _Found = self._ray.get(task)
             except self._ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, _Stopped):
-                    return cells
-                raise _explained(error, cells) from error
+                if not isinstance(error.cause, _Stopped):
+                    raise _explained(error, cell) from error
+                found = _lost()
             except self._ray.exceptions.RayError as error:
                 if "No module named 'feddure" in str(error):
-                    raise _explained(error, cells) from None
-                return cells
+                    raise _explained(error, cell) from None
+                found = _lost()
             for note in found.notes:
-                if note not in self._said:
-                    self._said.add(note)
-                    warnings.warn(note, FeddureWarning, stacklevel=2)
-            measurements = [Measurement(**fields) for fields in found.measurements]
-            for measurement in measurements:
-                with grid_failures.writing(self._store.folder):
-                    self._store.keep(measurement)
-        if self._watcher:
-            kept = [cell for cell in cells if cell.hash not in found.problems]
-            for cell, measurement in zip(kept, measurements, strict=True):
-                self._watcher.cell_done(cell, measurement)
-        self._fail(found.problems, cells)
-        return []
-
-    def _fail(self, problems: dict[str, Problem], cells: Sequence[Cell]) -> list[Failure]:
-        """Some of these cells, by their hashes, have been ended by errors of their own."""
-        failures = [Failure(cell, problems[cell.hash]) for cell in cells if cell.hash in problems]
-        self._failures += failures
-        if failures and self._watcher:
-            self._watcher.cells_lost([failure.cell for failure in failures])
-        return failures
+                warnings.warn(note, FeddureWarning, stacklevel=2)
+            if found.measurement is not None:
+                self._store.keep(Measurement(**found.measurement))
+            elif found.problem is not None:
+                self._store.fail(cell, Problem(*found.problem))
 
 
-def _measure_group(task: _Task, dataset: Dataset) -> _Found:
-    """What runs on a worker: a group in a temporary folder, and away with it."""
+_engines: list[Engine] = []  # the last one of this worker's process: what it has compiled serves the next task
+
+
+def _engine(options: Options) -> Engine:
+    if not _engines or _engines[0].options != options:
+        _engines[:] = [Engine(options)]
+    return _engines[0]
+
+
+def _measure_cell(task: _Task, dataset: Dataset) -> _Found:
+    """What runs on a worker: a cell in a temporary folder, and away with it."""
     if task.version != VERSION:
         raise RunError(
             f"--ray: feddure {VERSION} is installed on node {socket.gethostname()}, but {task.version} where the grid "
@@ -237,38 +206,32 @@ def _measure_group(task: _Task, dataset: Dataset) -> _Found:
         )
     if task.threads is not None:
         torch.set_num_threads(task.threads)
-    cells = [Cell(study, preset, Experiment(**fields), options) for study, preset, fields, options in task.cells]
+    cell = Cell("", "", Experiment(**task.experiment))
     place = task.folder if os.access(task.folder, os.W_OK | os.X_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="feddure-ray-", dir=place) as folder,
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("default", FeddureWarning)
-        store = Store(Path(folder))
-        failures: list[Failure] = []
+        store, engine = Store(Path(folder)), _engine(cell.experiment.engine)
         try:
-            measure(cells, store, lambda name: dataset, task.together, resumable=False)
+            measure([cell], store, lambda name: dataset, resumable=False, engine=engine)
         except GridStopped:
             raise _Stopped from None
-        except CellsFailed as failed:
-            failures = failed.failures
-        found = [store.find(cell) for cell in cells]
-    measurements = [
-        dataclasses.asdict(one) | {"environment": one.environment | {"command": task.command}} for one in found if one
-    ]
-    notes = [str(warning.message) for warning in caught if issubclass(warning.category, FeddureWarning)]
-    problems = {cell.hash: problem for cell, problem in failures}
-    return _Found(measurements, list(dict.fromkeys(notes)), problems)
+        finally:
+            engine.release()
+        found, problem = store.find(cell), store.failures().get(cell.hash)
+    notes = dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, FeddureWarning))
+    if found is not None:
+        found = dataclasses.replace(found, environment=found.environment | {"command": task.command})
+    return _Found(None if found is None else vars(found), problem, list(notes))
 
 
-def _lost(cells: Sequence[Cell]) -> str:
-    return (
-        f"--ray: the workers of {named(cells)} were lost {ATTEMPTS} times (killed, out of memory, or their node went "
-        "away); all other cells are kept. Give the nodes more memory or measure these without --ray"
-    )
+def _lost() -> _Found:
+    return _Found(None, Problem(f"its workers were lost {ATTEMPTS} times: killed, out of memory, or cut off"), [])
 
 
-def _explained(error: Exception, cells: Sequence[Cell]) -> Exception:
+def _explained(error: Exception, cell: Cell) -> Exception:
     """The user's mistake as it was made on the worker; an error in code keeps its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, FeddureError):
@@ -277,7 +240,7 @@ def _explained(error: Exception, cells: Sequence[Cell]) -> Exception:
         return RunError(
             f"--ray: feddure cannot be imported on a node of the cluster; install feddure {VERSION} on every node"
         )
-    return RuntimeError(f"{named(cells)} failed on a worker:\n{error}")
+    return RuntimeError(f"{named([cell])} failed on a worker:\n{error}")
 
 
 def _ray(address: str) -> ModuleType:

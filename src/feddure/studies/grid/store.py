@@ -1,44 +1,55 @@
-"""Cells: single measurements of a grid of experiments, each kept in a file of its own.
+"""The store of a grid: its finished cells in one file, and a folder for each cell under way.
 
-A cell is an experiment; its name is the hash of all that determines its result. A finished cell is one small JSON file,
-so that a kill loses none, folders from several machines merge by copying, and studies that share an experiment measure
-it once. While a cell is being measured, a lock keeps every other process away from it.
+A cell is an experiment; its name is the hash of all that determines its result, so studies that share an experiment
+measure it once. Any number of processes, also of several machines with a shared folder, work on one store: a lock on
+each cell keeps the others away from it, and a lock on the file lets one write at a time. Both go with their process.
+
+`cells.jsonl` has a line for each environment that cells were measured in, then a line for each cell, sorted.
 """
 
 import csv
-import fcntl
+import dataclasses
+import hashlib
 import io
 import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
 
 from feddure.config import Experiment
 from feddure.data import recipes
 from feddure.data.sources import find_source
-from feddure.errors import RunError
+from feddure.errors import FeddureError, RunError
 from feddure.files import write_whole
+from feddure.studies.grid.failures import Problem
 from feddure.tracking.records import Record
 from feddure.tracking.summary import LAST, summarise
 
-CELLS, UNFINISHED, OUTDATED, RESULTS = "cells", "unfinished", "outdated", "results.csv"
+CELLS, OUTDATED, UNFINISHED, RESULTS = "cells.jsonl", "outdated.jsonl", "unfinished", "results.csv"
 OWN_CODE = "own_code"
 """In a cell's environment: the user's own code that it was measured with."""
 
+_LOCK, _PROGRESS, _FAILURE = "lock", "progress.json", "failure.json"  # of a cell under way
+_SHARED = frozenset("feddure commit command python torch numpy cuda gpu cpu cores system device".split())
+"""What many cells' environments have in common and is written once; the rest, as the time of its start, is a cell's."""
+_SECONDS_TO_CLAIM = 0.1  # one who just gives a cell back is waited for, one who trains it is not
 _ATTEMPTS = 10
 
 COLUMNS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
-    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "together", "options",
-    "config_hash", "commit", "hardware", "versions",
+    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
+    "hardware", "versions",
 )  # fmt: skip
-"""Of results.csv. Accuracies are in per cent; `seconds` is a cell's share of the time of the `together` cells that
-shared the lanes; `options` holds what a cell changes beyond the other columns."""
+"""Of results.csv. Accuracies are in per cent; `options` holds what a cell changes beyond the other columns."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Cell:
     experiment: Experiment
     options: str = ""  # what it changes beyond the columns of results.csv, as key=value texts
 
-    @property
+    @cached_property
     def hash(self) -> str:
         return self.experiment.fingerprint()[:16]
 
@@ -77,22 +88,27 @@ class Cell:
 class Measurement:
     """What a finished cell found."""
 
-    experiment: dict[str, Any]
     config_hash: str
+    experiment: dict[str, Any]  # what differs from the defaults
     rounds: int
     local_steps: float  # of a client in a round, on average
     accuracy_last: float  # shares of 1, as all accuracies here
     accuracy_last10: float
-    accuracy_ema: float | None  # last evaluation of the averaged model
     curve: list[tuple[int, float, float | None]]  # round, accuracy, accuracy of the averaged model
-    seconds: float  # its share of the training of all that shared the lanes
-    build_seconds: float  # compiling and capturing, for all of them
-    together: int
+    seconds: float  # of its rounds
+    build_seconds: float  # compiling and capturing
     partition: str  # its hash
+    accuracy_ema: float | None = None  # last evaluation of the averaged model
+    together: int = 1  # cells of 0.1 that shared the lanes; `seconds` is this one's share, `build_seconds` of all
     left_out: float = 0.0  # share of the clients' updates that were not finite and did not count
     diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
     bytes_per_round: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether it was measured from a tree with changes that were not committed, so that no commit has the code."""
+        return str(self.environment.get("commit")).endswith("-dirty")
 
     def evaluations(self) -> list[Record]:
         """The evaluations of the global model, as a run records them."""
@@ -108,13 +124,296 @@ class Measurement:
             "accuracy_last10": round(100 * self.accuracy_last10, 2),
             "accuracy_ema": "" if self.accuracy_ema is None else round(100 * self.accuracy_ema, 2),
             "seconds": round(self.seconds, 1),
-            "together": self.together,
             "commit": about.get("commit") or "",
             "hardware": about.get("gpu") or f"{about.get('cpu')}, {about.get('cores')} cores",
             "versions": "; ".join(f"{name} {about.get(name)}" for name in ("python", "torch", "numpy")),
         }
 
 
+_USUAL: dict[str, Any] = {"accuracy_ema": None, "together": 1, "left_out": 0.0}  # what is not written
+_USUAL |= {"diagnostics": {}, "bytes_per_round": {}}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell under way is, and who trains it."""
+
+    host: str
+    pid: int
+    command: str  # the same for all processes that one command has started
+    round: int = 0
+    accuracy: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is one of this machine and still there."""
+        return self.host == socket.gethostname() and psutil.pid_exists(self.pid)
+
+
+class Store:
+    """The finished cells of a folder, and those under way."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._read: tuple[object, dict[str, Measurement]] = None, {}
+
+    # --- finished cells ----------------------------------------------------------------------------------
+    def find(self, cell: Cell) -> Measurement | None:
+        """What was measured for this cell, or None; what another state of the user's own code gave does not count."""
+        found = self._finished().get(cell.hash)
+        return None if found is not None and _is_outdated(found, cell) else found
+
+    def has(self, cell: Cell) -> bool:
+        return self.find(cell) is not None
+
+    def measurements(self) -> Iterator[Measurement]:
+        """All finished cells, by name."""
+        yield from self._finished().values()
+
+    def outdated(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those that were measured when the user's own code was another."""
+        return [cell for cell in cells if cell.hash in self._finished() and not self.has(cell)]
+
+    def keep(self, *measurements: Measurement) -> None:
+        """Cells are finished: they are in the file first, then away with what their resumption would have needed."""
+        with self._writing() as finished:
+            for one in measurements:
+                before = finished.get(one.config_hash)
+                if before is not None and one.environment.get(OWN_CODE):  # it was measured with other code
+                    with (self.folder / OUTDATED).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(dataclasses.asdict(before), ensure_ascii=False) + "\n")
+                finished[one.config_hash] = one
+        for one in measurements:
+            _empty(self.unfinished(one.config_hash))
+
+    def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
+        """Take over finished cells of another folder, all or `only` these; returns how many were new."""
+        found = finished_cells(other)
+        wanted = found if only is None else {cell.hash for cell in only} & found.keys()
+        with self._writing() as finished:
+            new = [name for name in wanted if name not in finished]
+            finished.update({name: found[name] for name in new})
+        return len(new)
+
+    def _finished(self) -> dict[str, Measurement]:
+        """All finished cells by their hashes; read again when the file is another."""
+        state = _state(self.folder / CELLS), _state(self.folder / "cells")
+        if self._read[0] != state:
+            self._read = state, _of_0_1(self.folder) | unpack(self.folder / CELLS)
+        return self._read[1]
+
+    @contextmanager
+    def _writing(self) -> Iterator[dict[str, Measurement]]:
+        """The finished cells, to be changed by one process at a time; a kill leaves the file as it was or as it is."""
+        _make(self.folder)
+        with _os_errors(self.folder / CELLS), FileLock(self.folder / f".{CELLS}.lock"):
+            self._read = None, {}  # what a shared folder says of its files may be old, what they hold is not
+            finished = dict(self._finished())
+            yield finished
+            write_whole(self.folder / CELLS, pack(finished.values()), RunError, durable=True)
+
+    # --- cells under way ---------------------------------------------------------------------------------
+    def unfinished(self, config_hash: str) -> Path:
+        """Where a cell's state lies while it is being measured."""
+        return self.folder / UNFINISHED / config_hash
+
+    @contextmanager
+    def claimed(self, cell: Cell) -> Iterator[bool]:
+        """Whether this cell is this process's to measure: nobody has finished it, and nobody else gets it meanwhile.
+
+        A folder that was made for it and holds nothing to go on with goes again.
+        """
+        new = not self.folder.exists()
+        folder = self.unfinished(cell.hash)
+        lock = _lock(folder)
+        if lock is None:
+            yield False
+            return
+        try:
+            yield not self.has(cell)  # it may have been finished between the look and the lock
+        finally:
+            (folder / _PROGRESS).unlink(missing_ok=True)
+            if self.has(cell):
+                _empty(folder)
+            with suppress(OSError):  # not empty
+                (folder / _LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+            lock.release()
+            with suppress(OSError):  # not empty
+                (self.folder / UNFINISHED).rmdir()
+                if new:
+                    self.folder.rmdir()
+
+    def note(self, cell: Cell, command: str, number: int = 0, accuracy: float | None = None) -> None:
+        """Let others see how far a cell is that this process has claimed."""
+        progress = Progress(socket.gethostname(), os.getpid(), command, number, accuracy)
+        self._write(cell, _PROGRESS, dataclasses.asdict(progress))
+
+    def noted(self, cell: Cell) -> Progress | None:
+        """What was noted last of a cell that is not finished, by a process that may have ended since."""
+        found = _read_json(self.unfinished(cell.hash) / _PROGRESS)
+        return Progress(**found) if found else None
+
+    def under_way(self) -> dict[str, Progress]:
+        """The cells that processes of this machine are training, by their hashes."""
+        found = {path.parent.name: _read_json(path) for path in (self.folder / UNFINISHED).glob(f"*/{_PROGRESS}")}
+        noted = {name: Progress(**one) for name, one in found.items() if one}
+        return {name: one for name, one in noted.items() if one.is_alive}
+
+    def fail(self, cell: Cell, problem: Problem) -> None:
+        """An error has ended a cell; the command that is under way does not try it again."""
+        with suppress(FileNotFoundError):
+            (self.unfinished(cell.hash) / _PROGRESS).unlink()
+        self._write(cell, _FAILURE, problem._asdict())
+
+    def failures(self) -> dict[str, Problem]:
+        """What has ended cells that are not finished, by their hashes."""
+        found = {path.parent.name: _read_json(path) for path in (self.folder / UNFINISHED).glob(f"*/{_FAILURE}")}
+        return {name: Problem(**one) for name, one in found.items() if one}
+
+    def forget_failures(self, cells: Iterable[Cell]) -> None:
+        """These cells are tried again."""
+        for name in self.failures().keys() & {cell.hash for cell in cells}:
+            folder = self.unfinished(name)
+            (folder / _FAILURE).unlink(missing_ok=True)
+            with suppress(OSError):  # there is a checkpoint
+                folder.rmdir()
+                folder.parent.rmdir()
+                self.folder.rmdir()
+
+    def _write(self, cell: Cell, name: str, content: Mapping[str, Any]) -> None:
+        folder = self.unfinished(cell.hash)
+        _make(folder)
+        write_whole(folder / name, json.dumps(content).encode(), RunError)
+
+    # --- results.csv -------------------------------------------------------------------------------------
+    def tabulate(self, cells: Iterable[Cell]) -> None:
+        """Write results.csv: a row for each of these cells that is finished; rows of other studies stay."""
+        rows = read_rows(self.folder / RESULTS)
+        for cell in cells:
+            found = self.find(cell)
+            if found is not None:
+                row = cell.coordinates() | found.columns()
+                rows[cell.study, cell.hash] = {name: str(row[name]) for name in COLUMNS}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows.values())
+        _make(self.folder)
+        write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
+
+
+class Merged(Store):
+    """A folder as it would be with others merged into it; for looking only."""
+
+    def __init__(self, folder: Path, others: Iterable[Path]):
+        super().__init__(folder)
+        self._others = [Store(other) for other in others]
+
+    def _finished(self) -> dict[str, Measurement]:
+        found = super()._finished()
+        for store in self._others:
+            found = store._finished() | found
+        return found
+
+
+def finished_cells(folder: Path) -> dict[str, Measurement]:
+    """All finished cells of a folder by their hashes; a folder without, or a damaged file, is refused."""
+    found = Store(folder)._finished()
+    if not found:
+        raise RunError(f"{folder}: no measured cells are there; expected a folder that `reproduce` or `sweep` wrote")
+    return found
+
+
+def unmeasured(cells: Iterable[Cell], store: Store) -> list[Cell]:
+    """The cells that have no measurement yet, each experiment once."""
+    left = {cell.hash: cell for cell in cells if not store.has(cell)}
+    return list(left.values())
+
+
+# --- the file ------------------------------------------------------------------------------------------------
+def pack(measurements: Iterable[Measurement]) -> bytes:
+    """Cells as the lines of a file: environments first, each once, then the cells by name."""
+    environments: dict[str, dict[str, Any]] = {}
+    lines = []
+    for one in sorted(measurements, key=lambda one: one.config_hash):
+        shared = {name: value for name, value in one.environment.items() if name in _SHARED}
+        own = {name: value for name, value in one.environment.items() if name not in _SHARED}
+        key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
+        environments[key] = shared
+        fields = {
+            name: value
+            for name, value in vars(one).items()
+            if name not in ("config_hash", "environment") and not (name in _USUAL and value == _USUAL[name])
+        }
+        lines.append({"cell": one.config_hash, **fields, "environment": key, "about": own})
+    first = [{"environment": key, **environments[key]} for key in sorted(environments)]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [*first, *lines]).encode()
+
+
+def unpack(path: Path) -> dict[str, Measurement]:
+    """The cells of a file by their hashes; one that is damaged is refused."""
+    environments: dict[str, dict[str, Any]] = {}
+    found = {}
+    number = 0
+    try:
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+            number += 1
+            tree = json.loads(line)
+            key = tree.pop("environment")
+            if "cell" not in tree:
+                environments[key] = tree
+                continue
+            name, own = tree.pop("cell"), tree.pop("about")
+            found[name] = _measurement(name, tree, environments[key] | own)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise RunError(
+            f"{path}: line {number} is damaged ({problem}); restore the file from a copy, or delete that line to have "
+            "its cell measured again"
+        ) from None
+    return found
+
+
+def _measurement(config_hash: str, tree: dict[str, Any], about: dict[str, Any]) -> Measurement:
+    curve = [(int(number), float(share), averaged) for number, share, averaged in tree.pop("curve")]
+    return Measurement(config_hash=config_hash, curve=curve, environment=about, **tree)
+
+
+def _of_0_1(folder: Path) -> dict[str, Measurement]:
+    """The cells of a folder of feddure 0.1, which had a file for each, under the names that they have now."""
+    found = {}
+    for path in sorted((folder / "cells").glob("*.json")):
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            experiment = Experiment.model_validate(tree.pop("experiment"))
+            name = experiment.fingerprint()[:16]
+            tree |= {"experiment": changes(experiment)}
+            del tree["config_hash"]
+            found[name] = _measurement(name, tree, tree.pop("environment"))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, FeddureError) as problem:
+            raise RunError(f"{path}: damaged ({problem}); delete it to have the cell measured again") from None
+    return found
+
+
+def changes(experiment: Experiment) -> dict[str, Any]:
+    """What differs from the defaults, section by section."""
+    return _differences(experiment.model_dump(), Experiment().model_dump())
+
+
+def _differences(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in given.items():
+        if key not in usual:
+            found[key] = value
+        elif value != usual[key]:
+            both = isinstance(value, dict) and isinstance(usual[key], dict)
+            found[key] = _differences(value, usual[key]) if both else value
+    return found
+
+
+# --- a cell in words -----------------------------------------------------------------------------------------
 def named(cells: Sequence[Cell]) -> str:
     """These cells in a sentence."""
     names = [f"{cell.experiment.method} seed {cell.experiment.seed} ({cell.hash})" for cell in cells[:5]]
@@ -143,157 +442,6 @@ def data_size(dataset: str) -> tuple[int | None, int | None]:
     return source.train, source.classes
 
 
-class Store:
-    """The finished cells of a folder, and those under way."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def find(self, cell: Cell) -> Measurement | None:
-        """What was measured for this cell, or None; what another state of the user's own code gave does not count."""
-        found = _read(self._path(cell.hash))
-        return None if found is not None and _is_outdated(found, cell) else found
-
-    def has(self, cell: Cell) -> bool:
-        if not cell.experiment.own_code():
-            return self._path(cell.hash).exists()
-        return self.find(cell) is not None
-
-    def outdated(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those that were measured when the user's own code was another."""
-        own = [cell for cell in cells if cell.experiment.own_code()]
-        return [cell for cell in own if self._path(cell.hash).exists() and not self.has(cell)]
-
-    def keep(self, measurement: Measurement) -> None:
-        """A cell is finished: its file first, then away with what its resumption would have needed."""
-        path = self._path(measurement.config_hash)
-        _make(path.parent)
-        if measurement.environment.get(OWN_CODE) and path.exists():  # it was measured with other code
-            _make(self.folder / OUTDATED)
-            path.replace(self.folder / OUTDATED / f"{path.stem}-{int(path.stat().st_mtime)}.json")
-        write_whole(path, _pack(measurement), RunError, durable=True)
-        shutil.rmtree(self.unfinished(measurement.config_hash), ignore_errors=True)
-
-    def _path(self, config_hash: str) -> Path:
-        return self.folder / CELLS / f"{config_hash}.json"
-
-    def unfinished(self, config_hash: str) -> Path:
-        """Where a cell's state lies while it is being measured."""
-        return self.folder / UNFINISHED / config_hash
-
-    def under_way(self) -> set[str]:
-        """The cells that processes of this machine have claimed, by their hashes: a hint, for who has a choice.
-
-        No lock is tried, as that would keep it for a moment from who claims it.
-        """
-        return {path.parent.name for path in (self.folder / UNFINISHED).glob("*/lock") if _is_held_here(path)}
-
-    def measurements(self) -> Iterator[Measurement]:
-        """All finished cells, by name."""
-        for path in sorted((self.folder / CELLS).glob("*.json")):
-            found = _read(path)
-            if found is not None:
-                yield found
-
-    @contextmanager
-    def claimed(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Those of the cells that nobody has finished or works on; nobody else gets them meanwhile.
-
-        The lock goes with the process, however it ends; a folder that was made for it and stayed empty goes too.
-        """
-        new = not self.folder.exists()
-        locks = []
-        mine = []
-        try:
-            for cell in cells:
-                lock = _lock(self.unfinished(cell.hash))
-                if lock is None:
-                    continue
-                locks.append(lock)
-                if self.has(cell):  # finished between the look and the lock
-                    shutil.rmtree(self.unfinished(cell.hash), ignore_errors=True)
-                else:
-                    mine.append(cell)
-            yield mine
-        finally:
-            for cell in mine:
-                _remove_if_untouched(self.unfinished(cell.hash))
-            for lock in locks:
-                with suppress(OSError), lock:
-                    lock.truncate(0)  # nobody has it any more
-            with suppress(OSError):  # not empty, or just removed by another process
-                (self.folder / UNFINISHED).rmdir()
-                if new:
-                    self.folder.rmdir()
-
-    def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
-        """Take over finished cells of another folder with their rows of its results; returns how many were new.
-
-        All of them, or `only` these.
-        """
-        found, theirs = finished_cells(other), read_rows(other / RESULTS)
-        if only is not None:
-            wanted = {(cell.study, cell.hash) for cell in only}
-            names = {f"{config_hash}.json" for _, config_hash in wanted}
-            found = {name: measurement for name, measurement in found.items() if name in names}
-            theirs = {place: row for place, row in theirs.items() if place in wanted}
-        rows = {**theirs, **read_rows(self.folder / RESULTS)}
-        _make(self.folder / CELLS)
-        new = 0
-        for name, measurement in found.items():
-            target = self.folder / CELLS / name
-            if not target.exists():
-                write_whole(target, _pack(measurement), RunError)
-                new += 1
-        self._write_rows(rows)
-        return new
-
-    def tabulate(self, cells: Iterable[Cell]) -> None:
-        """Write results.csv: a row for each of these cells that is finished; rows of other studies stay."""
-        rows = read_rows(self.folder / RESULTS)
-        for cell in cells:
-            found = self.find(cell)
-            if found is not None:
-                row = cell.coordinates() | found.columns()
-                rows[cell.study, cell.hash] = {name: str(row[name]) for name in COLUMNS}
-        self._write_rows(rows)
-
-    def _write_rows(self, rows: dict[tuple[str, str], dict[str, str]]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
-        _make(self.folder)
-        write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
-
-
-class Merged(Store):
-    """A folder as it would be with others merged into it; for looking only."""
-
-    def __init__(self, folder: Path, others: Iterable[Path]):
-        super().__init__(folder)
-        self._others = [Store(other) for other in others]
-
-    def find(self, cell: Cell) -> Measurement | None:
-        return next((found for store in self._others if (found := store.find(cell)) is not None), super().find(cell))
-
-    def has(self, cell: Cell) -> bool:
-        return super().has(cell) or any(store.has(cell) for store in self._others)
-
-    def measurements(self) -> Iterator[Measurement]:
-        yield from super().measurements()
-        for store in self._others:
-            yield from store.measurements()
-
-
-def finished_cells(folder: Path) -> dict[str, Measurement]:
-    """All finished cells of a folder by the name of their file; a folder without, or a damaged cell, is refused."""
-    if not (folder / CELLS).is_dir():
-        raise RunError(f"{folder}: no measured cells are there; expected a folder that `reproduce` or `sweep` wrote")
-    found = {path.name: _read(path) for path in sorted((folder / CELLS).glob("*.json"))}
-    return {name: one for name, one in found.items() if one is not None}
-
-
 def mean_of(measured: Iterable[Measurement], spelled_out: bool = False) -> str:
     """What `accuracy_last10` of these cells is the mean of; `spelled_out` says of what even outside a table."""
     found = {summarise(one.evaluations()).mean_of for one in measured} or {f"mean of last {LAST}"}
@@ -309,76 +457,63 @@ def read_rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise RunError(f"{path}: cannot be read ({problem}); move it away, it is made anew from {CELLS}/") from None
+        raise RunError(f"{path}: cannot be read ({problem}); move it away, it is made anew from {CELLS}") from None
     missing = sorted(set(COLUMNS) - set(rows[0])) if rows else []
     if missing:
-        raise RunError(f"{path}: its columns lack {', '.join(missing)}; move it away, it is made anew from {CELLS}/")
-    return {(row["study"], row["config_hash"]): {name: row[name] for name in COLUMNS} for row in rows}
+        raise RunError(f"{path}: its columns lack {', '.join(missing)}; move it away, it is made anew from {CELLS}")
+    return {(row["study"], row["config_hash"]): row for row in rows}
 
 
+# --- files ---------------------------------------------------------------------------------------------------
 def _is_outdated(found: Measurement, cell: Cell) -> bool:
     """What cannot be told is believed: cells from before this was recorded, code that is not to be found here."""
-    then, now = found.environment.get(OWN_CODE), cell.experiment.own_code()
+    then = found.environment.get(OWN_CODE)
+    now = cell.experiment.own_code() if then else ""
     return bool(then and now) and then != now
 
 
-def _pack(measurement: Measurement) -> bytes:
-    return (json.dumps(measurement.__dict__, ensure_ascii=False) + "\n").encode()
-
-
-def _read(path: Path) -> Measurement | None:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        curve = [(int(number), float(share), averaged) for number, share, averaged in tree.pop("curve")]
-        return Measurement(curve=curve, **tree)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as problem:
-        raise RunError(f"{path}: damaged ({problem}); delete it to have the cell measured again") from None
-
-
-def _lock(folder: Path) -> IO[str] | None:
+def _lock(folder: Path) -> FileLock | None:
     """The lock of a cell's folder; None where another process has it."""
     while True:
         _make(folder)
+        lock = FileLock(folder / _LOCK, timeout=_SECONDS_TO_CLAIM)
         try:
-            lock = (folder / "lock").open("a")
-        except FileNotFoundError:  # another process has just removed it
-            continue
-        except OSError as problem:
-            raise RunError(f"{folder / 'lock'}: cannot be written ({problem.strerror})") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
+            with _os_errors(folder / _LOCK):
+                lock.acquire()
+            return lock
+        except Timeout:
             return None
-        try:
-            if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
-                lock.truncate(0)
-                lock.write(f"{socket.gethostname()} {os.getpid()}")
-                lock.flush()
-                return lock
-        except FileNotFoundError:
-            pass
-        except OSError as problem:
-            with suppress(OSError):
-                lock.close()
-            raise RunError(f"{folder / 'lock'}: cannot be written ({problem.strerror})") from None
-        lock.close()  # of a file that is gone: it keeps nobody away
+        except (FileNotFoundError, FileExistsError):  # another process has just removed the folder, or made it
+            continue
 
 
-def _is_held_here(lock: Path) -> bool:
-    """Whether a process of this machine that is alive has written this lock."""
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    """While this holds, what the system refuses is said of a file."""
     try:
-        host, _, number = lock.read_text(encoding="utf-8").rpartition(" ")
-        if host != socket.gethostname() or int(number) < 1:
-            return False
-        os.kill(int(number), 0)
-    except PermissionError:
-        return True  # it is another user's
-    except (OSError, ValueError, OverflowError):
-        return False
-    return True
+        yield
+    except (FileNotFoundError, FileExistsError, Timeout):
+        raise
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be written ({problem.strerror})") from None
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock, which goes last: after it another process may begin to write here."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _LOCK:
+            entry.unlink(missing_ok=True)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _make(folder: Path) -> None:
@@ -392,6 +527,9 @@ def _make(folder: Path) -> None:
             raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
 
 
-def _remove_if_untouched(folder: Path) -> None:
-    if folder.is_dir() and [entry.name for entry in folder.iterdir()] == ["lock"]:
-        shutil.rmtree(folder, ignore_errors=True)
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """What a small file of a cell under way says; None where there is none any more."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
