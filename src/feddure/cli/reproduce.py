@@ -142,7 +142,7 @@ def reproduce(
         return
     grids.merge_all(merge, store)
     if what == "tables":
-        cells, failed = plan.begun(store), None
+        cells, failed = plan.begun(store), {}
         if not cells:
             raise RunError(f"{out}: nothing of the paper is measured there; start with: feddure reproduce table1")
     else:

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from feddure.serving.load import read_network
 from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
@@ -18,6 +17,7 @@ from feddure.flower.app import server as server_app
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
 from feddure.reports.participation import participation
 from feddure.reports.run_report import write_report
+from feddure.serving.load import read_network
 from feddure.simulation.federation import run
 from feddure.tracking import records
 
