@@ -39,7 +39,9 @@ OWN_CODE = "own_code"
 """In a cell's environment: the user's own code that it was measured with."""
 
 _LOCK, _PROGRESS, _FAILURE = "lock", "progress.json", "failure.json"  # of a cell under way
-_SHARED = frozenset(["feddure", "commit", "command", "python", "torch", "numpy", "cuda", "gpu", "cpu", "cores", "system", "device"])
+_SHARED = {
+    "feddure", "commit", "command", "python", "torch", "numpy", "cuda", "gpu", "cpu", "cores", "system", "device",
+}  # fmt: skip
 """What many cells' environments have in common and is written once; the rest, as the time of its start, is a cell's."""
 _SECONDS_TO_CLAIM = 0.1  # one who just gives a cell back is waited for, one who trains it is not
 _ATTEMPTS = 10
