@@ -119,7 +119,7 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    table = Table("site", "status", "since", box=None, padding=(0, 2))
+    table = Table("site", "status", "since", box=None, padding=(0, 1))
     for site in found.sites:
         status = "registered, not seen yet" if site.status == "registered" else site.status
         colour = _COLOURS.get(site.status, "default")
@@ -128,7 +128,7 @@ def show_status(found: "Status", folder: Path) -> None:
     if not found.runs:
         console.print("\nno runs yet")
         return
-    table = Table("run", "status", box=None, padding=(0, 2))
+    table = Table("run", "status", box=None, padding=(0, 1))
     for name in ("round", "accuracy", "time"):
         table.add_column(name, justify="right")
     table.add_column("folder")
