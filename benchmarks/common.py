@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddure import config, environment
+from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
@@ -64,7 +64,8 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
 
 def load(method: str, **changes: Any) -> Experiment:
     """The aaai24 experiment with this method and these fields changed; `engine__lanes` means engine.lanes."""
-    return config.load("aaai24", changes={"method": method, **{k.replace("__", "."): v for k, v in changes.items()}})
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return experiments.load("aaai24", changes={"method": method, **dotted})
 
 
 def seconds(work: Callable[[], Any], repeats: int, warm_up: int = 1) -> list[float]:

@@ -23,7 +23,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from deployed import Deployed
-from feddure import config, data
+from feddure import data, experiments
 from feddure.data import partition as partitions
 from feddure.flower.app.description import Description
 from feddure.simulation.engine import Engine
@@ -98,7 +98,7 @@ def simulate(root: Path, settings: str, rounds: int) -> list[float]:
     """Seconds of each of the simulator's rounds on the same images."""
     dataset = data.load(f"folder:{root / 'images'}?size=32&channels=3")
     fixed = {"dataset": "noise", "method": "feddure", "rounds": rounds, "partition.setting": "sites"}
-    experiment = config.load(None, None, fixed | {"partition.clients": len(SITES)}, settings.split())
+    experiment = experiments.load(None, None, fixed | {"partition.clients": len(SITES)}, settings.split())
     engine = Engine(experiment.engine)
     owned = partitions.make(dataset, experiment.partition, experiment.partition_seed)
     federation, clock = Federation(experiment, dataset, owned, engine), Clock()

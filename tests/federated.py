@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
 import tiny
-from feddure import config, data
+from feddure import data, experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.flower.app import client as client_app
@@ -67,7 +67,7 @@ def simulator(root: Path, wanted: Experiment) -> Federation:
 def experiment(changes: dict[str, Any] | None = None, settings: str = SETTINGS) -> Experiment:
     """The experiment that a run with these settings carries out."""
     fixed = {"dataset": "tiny", "partition.setting": "sites", "partition.clients": len(SITES), "rounds": 2}
-    return config.load(None, None, fixed | (changes or {}), settings.split())
+    return experiments.load(None, None, fixed | (changes or {}), settings.split())
 
 
 def options(root: Path, **given: Any) -> run_config.RunOptions:

@@ -9,7 +9,7 @@ from torch import nn
 
 import feddure
 import tiny
-from feddure import api, config
+from feddure import api, experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, DataError, RunError
 
@@ -147,7 +147,7 @@ def test_a_preset_with_changes(tmp_path, images):
         "demo", dataset=images, method="fedavg-matched", seed=4, rounds=1, out=tmp_path, progress=False, sets=SMALL
     )
     assert done.experiment.seed == 4
-    steps = config.load("demo").local_steps
+    steps = experiments.load("demo").local_steps
     assert done.metrics[0]["steps"] == [steps, steps]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from feddure import experiments
 from feddure.studies import sweep
 from feddure.studies.grid.store import Store
 
@@ -76,7 +77,11 @@ def test_the_sweeps_are_measured(name, cells):
 @pytest.mark.parametrize("name", ["regulators", "regulators-cifar10"])
 def test_the_control_has_no_regulator(name):
     (control,) = {
-        (cell.experiment.method, cell.experiment.fixmatch.threshold, cell.experiment.fixmatch.weight)
+        (
+            cell.experiment.method,
+            experiments.options(cell.experiment, "fixmatch").threshold,
+            experiments.options(cell.experiment, "fixmatch").weight,
+        )
         for point in sweep.read(EXAMPLES / f"{name}.yaml").points
         if point.case == "every pseudo label at half weight"
         for cell in point.cells

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddure import config
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
@@ -59,7 +59,7 @@ def dataset(
 
 def experiment(changes: Mapping[str, Any] | None = None, **fields: Any) -> Experiment:
     """The tiny experiment with changes by dotted key."""
-    return config.load(changes={**EXPERIMENT, **(changes or {}), **fields})
+    return experiments.load(changes={**EXPERIMENT, **(changes or {}), **fields})
 
 
 def partition(wanted: Experiment, images: Dataset) -> Partition:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from feddure import config, data, methods
+from feddure import data, experiments, methods
 from feddure import nn as networks
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset, check
@@ -93,7 +93,7 @@ def run(
         "seed": seed,
         **(sets or {}),
     }
-    experiment = config.load(preset, Path(config_file) if config_file else None, changes)
+    experiment = experiments.load(preset, Path(config_file) if config_file else None, changes)
     folder = Path(out) if out is not None else default_folder(experiment)
     if isinstance(dataset, Dataset):
         images = check(dataset, f"data set '{dataset.name}'")

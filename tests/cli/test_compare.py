@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import folders
 import tiny
-from feddure import config, data
+from feddure import data, experiments
 from feddure.cli.compare import compare
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.simulation import runs
@@ -30,7 +30,7 @@ def _registered():
 def _quick(quiet, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_report, "write", lambda folder, *_: folder / "report.html")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(tiny.experiment(dataset=NAME).to_yaml())
+    (tmp_path / "tiny.yaml").write_text(experiments.to_yaml(tiny.experiment(dataset=NAME)))
 
 
 def invoke(*arguments, exit_code=0):
@@ -82,14 +82,14 @@ def test_one_seed_is_said_to_tell_nothing_against_a_reference_of_choice():
 def test_a_new_folder_each_time(tmp_path):
     for name in ("compare-tiny-compare-dir-dir", "compare-tiny-compare-dir-dir-2"):
         assert f"runs/{name}/report.html" in start("--methods", "fedavg", "--rounds", "1").stdout
-        assert config.load(file=tmp_path / "runs" / name / "fedavg-seed0" / "config.yaml").rounds == 1
+        assert experiments.load(file=tmp_path / "runs" / name / "fedavg-seed0" / "config.yaml").rounds == 1
 
 
 def test_options_reach_every_run(tmp_path):
     options = ["--setting", "iid-iid", "--clients", "3", "--set", "clients_per_round=2", "--rounds", "1"]
     start("--methods", "fedavg,fedavg-matched", "--out", "out", *options)
     for method in ("fedavg", "fedavg-matched"):
-        found = config.load(file=tmp_path / "out" / f"{method}-seed0" / "config.yaml")
+        found = experiments.load(file=tmp_path / "out" / f"{method}-seed0" / "config.yaml")
         assert (found.method, found.partition.setting, found.partition.clients) == (method, "iid-iid", 3)
         assert (found.clients_per_round, found.rounds) == (2, 1)
 
@@ -164,6 +164,6 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 
 def test_the_demo_names_its_methods():
-    assert config.methods("demo") == ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"]
-    assert config.methods("aaai24") == []
-    assert config.load("demo").partition.setting == "dir-dir"
+    assert experiments.compared_methods("demo") == ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"]
+    assert experiments.compared_methods("aaai24") == []
+    assert experiments.load("demo").partition.setting == "dir-dir"

@@ -3,8 +3,8 @@ import typer
 from typer.testing import CliRunner
 
 from feddure.cli.report import report
-from feddure.config import load
 from feddure.errors import RunError
+from feddure.experiments import load
 from feddure.tracking.records import Writer
 
 app = typer.Typer()

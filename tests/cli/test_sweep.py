@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 import tiny
-from feddure import data, environment
+from feddure import data, environment, experiments
 from feddure.cli.sweep import sweep
 from feddure.errors import ConfigError, DataError, RunError
 from feddure.reports.page import Picture
@@ -35,7 +35,7 @@ def _registered():
 def _here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(environment, "commit", lambda: None)
-    (tmp_path / "tiny.yaml").write_text(tiny.experiment(dataset=NAME).to_yaml())
+    (tmp_path / "tiny.yaml").write_text(experiments.to_yaml(tiny.experiment(dataset=NAME)))
 
 
 @pytest.fixture

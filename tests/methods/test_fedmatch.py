@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import tiny
+from feddure import experiments
 from feddure import nn as networks
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError
@@ -65,7 +66,7 @@ class Pair:
     def __init__(self, images, changes=None, helpers=True, twin=fedmatch_twin.Client):
         federation = tiny.federation(experiment(changes, local_steps=3), images)
         self.method, self.network = federation.server.method, federation.server.program.network
-        self.options = federation.experiment.fedmatch
+        self.options = experiments.options(federation.experiment, "fedmatch")
         task = federation.tasks()[0]
         self.received = self.randomised(task.received, self.options.helpers if helpers else 0)
         self.task = replace(task, received=self.received)

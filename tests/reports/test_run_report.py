@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from feddure import config
-from feddure.config import load
+from feddure import experiments
 from feddure.errors import RunError
+from feddure.experiments import load
 from feddure.reports import figures, style
 from feddure.reports.participation import participation
 from feddure.reports.run_report import write_report
@@ -26,7 +26,7 @@ def make_run(folder, done=6, evaluated=True, ema=False, left_out=(), partition=T
     options = {"rounds": 6, "clients_per_round": 2, "partition.clients": 4, "evaluate_every": 2}
     given = {key.replace("__", "."): value for key, value in changes.items()}
     experiment = load("demo", changes={"method": "fedavg"} | options | given)
-    (folder / "config.yaml").write_text(experiment.to_yaml())
+    (folder / "config.yaml").write_text(experiments.to_yaml(experiment))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11.9", "command": f"run {folder.name}"}))
     counts = np.arange(4 * len(classes)).reshape(4, len(classes))
     if partition:
@@ -251,7 +251,7 @@ def test_classes_by_the_hundred_are_drawn():
 
 def federated(folder, rounds, setting="sites", **about):
     metrics = [{"round": number, "federation": found} for number, found in enumerate(rounds, start=1)]
-    return Run(folder, config.load(changes={"partition.setting": setting}), metrics, [], {}, {}, about)
+    return Run(folder, experiments.load(changes={"partition.setting": setting}), metrics, [], {}, {}, about)
 
 
 def played(*sites, away=(), refused=()):

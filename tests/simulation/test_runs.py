@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import folders
 import tiny
-from feddure import config
+from feddure import experiments
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, DataError, FeddureError, RunError
 from feddure.serving.load import read_network
@@ -51,7 +51,7 @@ def test_a_run_leaves_everything_to_replay_it(tmp_path, whole):
     folder = finished.folder
     assert visible(folder) == FILES
     assert [record["round"] for record in finished.metrics] == [1, 2, 3, 4, 5, 6]
-    assert config.load(file=folder / "config.yaml") == tiny.experiment(LONG)
+    assert experiments.load(file=folder / "config.yaml") == tiny.experiment(LONG)
     assert Partition.load(folder / "partition.npz", folders.IMAGES).sha256 == finished.partition["sha256"]
     assert finished.environment["device"] == "cpu"
     assert contents(folder) == whole

@@ -13,7 +13,7 @@ import pytest
 
 import folders
 import tiny
-from feddure import data
+from feddure import data, experiments
 from feddure.errors import RunError
 from feddure.simulation import runs
 
@@ -61,7 +61,7 @@ def wait_for_rounds(process: subprocess.Popen, folder: Path, wanted: int) -> Non
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_a_signal_ends_resumes_bit_for_bit(experiment, expected, tmp_path, number, code):
     configuration, folder = tmp_path / "config.yaml", tmp_path / "run"
-    configuration.write_text(experiment.to_yaml())
+    configuration.write_text(experiments.to_yaml(experiment))
     images = data.load(experiment.dataset)
     process = start(configuration, folder)
     wait_for_rounds(process, folder, 3)
@@ -83,7 +83,7 @@ def test_a_run_that_a_signal_ends_resumes_bit_for_bit(experiment, expected, tmp_
 def test_kills_at_any_moment_cost_no_number(experiment, expected, tmp_path):
     """Before the first round, and some time after a checkpoint."""
     configuration, folder = tmp_path / "config.yaml", tmp_path / "run"
-    configuration.write_text(experiment.to_yaml())
+    configuration.write_text(experiments.to_yaml(experiment))
     for rounds in (0, 9):
         process = start(configuration, folder)
         wait_for_rounds(process, folder, rounds)

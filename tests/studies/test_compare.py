@@ -10,9 +10,9 @@ import folders
 import tiny
 from feddure import methods as known_methods
 from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.methods import title as method_title
 from feddure.methods.fedavg import FedAvg
 from feddure.reports.frame import paired
-from feddure.reports.names import method_title
 from feddure.simulation import checkpoint, runs
 from feddure.studies import compare_report
 from feddure.studies.compare import Plan, compare, make_plan, read_plan, run_folder

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import synthetic
+from feddure import experiments
 from feddure.errors import ConfigError, DataError, RunError
 from feddure.studies import sweep
 
@@ -54,11 +55,10 @@ def test_every_combination_on_every_seed(tmp_path):
 
 
 def test_a_cell_is_the_experiment_that_run_would_make(tmp_path):
-    from feddure import config
 
     cell = read(tmp_path, seeds=[7]).points[1].cells[0]
     changes = {"rounds": 2, "method": "feddure", "optimizer.learning_rate": 5e-4, "seed": 7}
-    assert cell.experiment == config.load("demo", changes=changes)
+    assert cell.experiment == experiments.load("demo", changes=changes)
 
 
 def test_cases_without_a_grid_and_with_nothing_to_change(tmp_path):

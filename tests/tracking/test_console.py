@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from feddure.config import load
+from feddure.experiments import load
 from feddure.tracking.console import PlainLog, Progress, console_observer, summary_table
 from feddure.tracking.records import Run
 

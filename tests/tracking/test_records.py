@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure.config import load
 from feddure.errors import RunError
+from feddure.experiments import load
 from feddure.tracking.records import Recorder, Writer, read, read_run, truncate
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure.config import load
+from feddure.experiments import load
 from feddure.tracking.records import Run
-from feddure.tracking.summary import changed, differences, duration, labels, percent, spoken, summarise
+from feddure.tracking.summary import changed, differences, display_name, duration, labels, percent, summarise
 
 
 def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
@@ -132,6 +132,6 @@ def test_durations_as_people_write_them(seconds, text):
 
 
 def test_names_as_people_write_them():
-    assert spoken("fedprox-uda") == "FedProx-UDA"
-    assert spoken("my.package:Method") == "my.package:Method"
+    assert display_name("fedprox-uda") == "FedProx-UDA"
+    assert display_name("my.package:Method") == "my.package:Method"
     assert percent(0.669) == "66.90\u202f%"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from feddure import experiments
 from feddure.cli import tables
 from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients, names, numbers
 from feddure.errors import ConfigError
@@ -58,7 +59,7 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, config, data
+    from feddure import api, data
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
@@ -74,8 +75,10 @@ def compare(
         "model": model,
         "rounds": rounds,
     }
-    experiment = config.load(preset, file, changes, sets or ())
-    named = names("--methods", methods) if methods is not None else config.methods(preset) if preset is not None else []
+    experiment = experiments.load(preset, file, changes, sets or ())
+    named = list(names("--methods", methods)) if methods is not None else []
+    if methods is None and preset is not None:
+        named = experiments.compared_methods(preset)
     chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
     plan = study.make_plan(named, chosen, against, present)
     name = preset or f"{experiment.dataset}-{experiment.partition.setting}"

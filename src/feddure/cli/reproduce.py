@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from feddure import experiments
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, names, numbers
@@ -105,7 +106,6 @@ def reproduce(
     feddure reproduce tables --out results/reproduction       # all files anew from the measured cells alone
     ```
     """
-    from feddure import config
     from feddure import methods as known_methods
     from feddure.studies import sweep
     from feddure.studies.grid.store import Merged, Store
@@ -119,7 +119,7 @@ def reproduce(
         methods=names("--methods", methods),
         seeds=numbers("--seeds", seeds),
         rounds=rounds,
-        changes=config.parse_sets(sets or ()),
+        changes=experiments.parse_sets(sets or ()),
     )
     plan.check_names("--settings", request.settings, plan.SETTINGS)
     plan.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)

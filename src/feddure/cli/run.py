@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from feddure import experiments
 from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients
 
 
@@ -39,7 +40,7 @@ def run(
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, config, data
+    from feddure import api, data
     from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 
@@ -54,7 +55,7 @@ def run(
     }
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
-    experiment = config.load(preset, file, changes, sets or ())
+    experiment = experiments.load(preset, file, changes, sets or ())
     folder = out if out is not None else api.default_folder(experiment)
     images = data.load(experiment.dataset, data_dir, progress=True)
     expect_clients(clients, experiment.partition.setting, images)

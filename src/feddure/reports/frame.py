@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import pandas as pd
 from scipy.stats import t as student
 
+from feddure import experiments, methods
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports.diagnostics import last_means, trace
-from feddure.reports.names import method_title
 from feddure.tracking import summary
 from feddure.tracking.records import Run
 from feddure.tracking.summary import LAST, evaluations, summarise
@@ -56,7 +56,7 @@ def of_cells(cells: Iterable[Cell], store: Store, failed: Mapping[str, str] | No
     rows = []
     for cell in cells:
         known = {name: value for name, value in cell.coordinates().items() if name in COLUMNS}
-        row = known | {"title": method_title(known["method"]), "cell": cell.hash}
+        row = known | {"title": methods.title(known["method"]), "cell": cell.hash}
         found = store.find(cell)
         if found is None:
             row["failed"] = (failed or {}).get(cell.hash, "")
@@ -82,7 +82,7 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         rows.append(
             {
                 "method": e.method,
-                "title": method_title(e.method),
+                "title": methods.title(e.method),
                 "dataset": e.dataset,
                 "setting": e.partition.setting,
                 "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
@@ -96,7 +96,7 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "accuracy_ema": _per_cent(found.accuracy_ema_last),
                 "seconds": found.seconds,
                 "left_out": found.left_out / max(1, updates),
-                "cell": e.fingerprint()[:16],
+                "cell": experiments.fingerprint(e)[:16],
                 "curve": curve,
                 "diagnostics": {name: one for name, one in last_means(trace(run.metrics)).items() if name != "round"},
                 "environment": run.environment,

@@ -3,16 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from feddure.methods import METHODS
-from feddure.tracking.summary import spoken
+from feddure.tracking.summary import display_name
 
 _NAMES = ("method", "dataset", "model")
 """Fields whose values are names that say by themselves what they are."""
-
-
-def method_title(method: str) -> str:
-    """A method's name as people write it."""
-    return getattr(METHODS.get(method), "title", None) or spoken(method)
 
 
 def combination(case: str, values: Mapping[str, Any]) -> str:
@@ -31,7 +25,7 @@ def shown(key: str, value: Any) -> str:
     if _is_the_papers(key, value):
         return str(value).upper()
     if key in _NAMES:
-        return method_title(value) if key == "method" else spoken(value)
+        return display_name(value)
     if value is None or isinstance(value, bool):
         return {None: "empty", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from feddure import config
+from feddure import experiments, methods
+from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, style
 from feddure.reports.figures import Line
-from feddure.reports.names import data_size, method_title
+from feddure.reports.names import data_size
 from feddure.reports.page import Code, Files, Group, Picture, Section, Table, Text, embed, page
 from feddure.reports.participation import participation
 from feddure.tracking import summary
 from feddure.tracking.records import Run, read_run
-from feddure.tracking.summary import NOTHING, Summary, percent, points, spoken
+from feddure.tracking.summary import NOTHING, Summary, display_name, percent, points
 
 _SETTINGS = {
     "iid-iid": "Labelled and unlabelled images are spread evenly over the clients",
@@ -79,8 +80,8 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
 
 # --- what comes first --------------------------------------------------------------------------------------
 def _title(runs: Sequence[Run]) -> str:
-    methods = list(dict.fromkeys(method_title(run.experiment.method) for run in runs))
-    datasets = list(dict.fromkeys(spoken(run.experiment.dataset) for run in runs))
+    methods = list(dict.fromkeys(methods.title(run.experiment.method) for run in runs))
+    datasets = list(dict.fromkeys(display_name(run.experiment.dataset) for run in runs))
     subject = _listed(methods) if len(methods) <= 3 else f"{len(methods)} methods"
     text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
     return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
@@ -89,7 +90,7 @@ def _title(runs: Sequence[Run]) -> str:
 def _in_words(runs: Sequence[Run]) -> Iterator[str]:
     """What the runs have in common, in sentences, and what sets them apart."""
     experiment, partition = runs[0].experiment, runs[0].experiment.partition
-    apart = summary.differences([run.experiment for run in runs])
+    apart = experiments.differences([run.experiment for run in runs])
     if not {"partition.clients", "clients_per_round", "rounds"} & set(apart):
         clients = len(runs[0].partition.get("labelled", ())) or partition.clients
         drawn = min(experiment.clients_per_round, clients)
@@ -102,7 +103,7 @@ def _in_words(runs: Sequence[Run]) -> Iterator[str]:
         labelled, unlabelled = counts.pop()
         yield f"{labelled:,} images carry a label, {unlabelled:,} do not."
     if "model" not in apart:
-        yield f"Network: {spoken(experiment.model)}."
+        yield f"Network: {display_name(experiment.model)}."
     if len(runs) == 1:
         yield f"Seed: {experiment.seed}."
     elif apart:
@@ -154,7 +155,7 @@ def _runs(
     """A row for each run: what sets it apart, then its numbers; and means of runs that differ in their seeds alone."""
     if len(runs) == 1:
         return []
-    apart = summary.differences([run.experiment for run in runs])
+    apart = experiments.differences([run.experiment for run in runs])
     fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
     fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
     accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
@@ -164,11 +165,11 @@ def _runs(
     columns += ["local steps", "per client", "time"]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
-        tree = summary.flat(run.experiment)
+        tree = experiments.flat(run.experiment)
         rows.append(
             [
                 run.name,
-                method_title(tree["method"]),
+                methods.title(tree["method"]),
                 *(_shown(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
                 *(points(getattr(found, name)) for name in accuracies.values()),
@@ -190,7 +191,7 @@ def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
     """Runs that differ in nothing but the seed, where there are any."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        tree = summary.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
+        tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
         groups.setdefault(repr(tree), []).append(run)
     labels = summary.labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
     rows = []
@@ -294,7 +295,7 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
         facts = f"{labelled} labelled and {unlabelled} unlabelled images in the mean client."
         facts += f" {moved:,} images were moved so that no client has too few." if moved else ""
         facts += f" SHA-256 {partition['sha256'][:16]}…" if "sha256" in partition else ""
-        drawn = partition_figure.of_counts(partition, spoken(runs[places[0]].experiment.dataset))
+        drawn = partition_figure.of_counts(partition, display_name(runs[places[0]].experiment.dataset))
         caption = "; ".join(labels[place] for place in places) if len(users) > 1 else ""
         alt = "Number of labelled and unlabelled images of each class on each client"
         parts += [embed(drawn, alt, caption), Text(facts, "fact")]
@@ -326,17 +327,18 @@ def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
 
 def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     """Every field with its value, default and meaning, and first those that are not the default or differ."""
-    experiments, several = [run.experiment for run in runs], len(runs) > 1
-    trees = [summary.flat(experiment) for experiment in experiments]
-    marked = summary.differences(experiments) if several else summary.changed(experiments[0])
+    several = len(runs) > 1
+    shown = [run.experiment for run in runs]
+    trees = [experiments.flat(experiment) for experiment in shown]
+    marked = experiments.differences(shown if several else [Experiment(), *shown])
     every = [
         [
-            key,
-            "(differs)" if several and key in marked else _shown(trees[0][key]),
-            default or NOTHING,
-            meaning.replace("`", ""),
+            row.key,
+            "(differs)" if several and row.key in marked else _shown(trees[0][row.key]),
+            row.default or NOTHING,
+            row.meaning.replace("`", ""),
         ]
-        for key, default, meaning in config.fields()
+        for row in experiments.fields()
     ]
     columns = ["field", "value", "default", "meaning"]
     if several:
@@ -361,7 +363,7 @@ def _environment(runs: Sequence[Run]) -> list[Section]:
 
 def _again(runs: Sequence[Run]) -> Section:
     single = len(runs) == 1
-    files = {"config.yaml" if single else f"{run.name}.yaml": run.experiment.to_yaml() for run in runs}
+    files = {"config.yaml" if single else f"{run.name}.yaml": experiments.to_yaml(run.experiment) for run in runs}
     parts: list[Any] = [
         Code("\n".join(f"feddure run --config {name}" for name in files)),
         Files("Save from this page:", files),

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.files import make_durable, write_whole
@@ -33,7 +34,7 @@ def write(server: Server, folder: Path) -> None:
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
     header = {
         "round": server.round,
-        "experiment": server.experiment.fingerprint(),
+        "experiment": experiments.fingerprint(server.experiment),
         "own_code": server.experiment.own_code(),
         "partition": server.data_identity,
     }
@@ -60,7 +61,7 @@ def read(server: Server, folder: Path) -> bool:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
-    if header.get("experiment") != server.experiment.fingerprint():
+    if header.get("experiment") != experiments.fingerprint(server.experiment):
         raise RunError(
             f"{path}: the checkpoint belongs to another configuration; resume with its own, or use another folder"
         )

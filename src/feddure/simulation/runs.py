@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from feddure import config, environment
+from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
@@ -30,7 +30,7 @@ from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation, run
 from feddure.simulation.lanes import Stopped
 from feddure.simulation.server import Server
-from feddure.tracking import records, summary
+from feddure.tracking import records
 from feddure.tracking.console import console_observer
 from feddure.tracking.observer import Observer
 from feddure.tracking.tensorboard import TensorBoard
@@ -104,7 +104,7 @@ def is_finished(folder: Path) -> bool:
 def read_config(folder: Path) -> Experiment | None:
     """The configuration of a run folder, or None where there is no run yet."""
     path = folder / records.CONFIG
-    return config.load(file=path) if path.exists() else None
+    return experiments.load(file=path) if path.exists() else None
 
 
 def config_to_resume(folder: Path | None) -> Path:
@@ -239,7 +239,7 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
             raise RunError(f"{folder}: the folder is not empty and holds no run; choose another --out")
     elif not resume:
         raise RunError(f"{folder}: a run is there already; choose another --out, or add --resume to go on with it")
-    elif present.fingerprint() != experiment.fingerprint():
+    elif experiments.fingerprint(present) != experiments.fingerprint(experiment):
         different = _differences(present, experiment)
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
     elif _is_of_other_code(experiment, folder):
@@ -254,7 +254,7 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
 def _write_start(federation: Federation, folder: Path) -> None:
     """Write what a run starts with; what an earlier start wrote stays."""
     if not (folder / records.CONFIG).exists():
-        write_whole(folder / records.CONFIG, federation.experiment.to_yaml().encode(), RunError)
+        write_whole(folder / records.CONFIG, experiments.to_yaml(federation.experiment).encode(), RunError)
     if not (folder / PARTITION_FILE).exists():
         federation.partition.save(folder / PARTITION_FILE)
     if not (folder / records.PARTITION).exists():
@@ -278,7 +278,7 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _differences(present: Experiment, given: Experiment) -> str:
-    one, other = summary.flat(present), summary.flat(given)
+    one, other = experiments.flat(present), experiments.flat(given)
     keys = [key for key in one | other if one.get(key) != other.get(key)]
     return ", ".join(f"{key}: {one.get(key)} there, {other.get(key)} given" for key in keys)
 

@@ -26,7 +26,6 @@ from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid.failures import Problem
 from feddure.tracking import records
 from feddure.tracking.console import console_observer
-from feddure.tracking.summary import spoken
 
 if TYPE_CHECKING:
     from feddure.studies.compare_report import View
@@ -182,7 +181,7 @@ def _train(
                 engine.release()  # the seeds of a method share its lanes; those of another need the memory
                 method = experiment.method
             if console:
-                name = f"{spoken(method)}, seed {experiment.seed} ({number} of {len(left)})"
+                name = f"{known_methods.title(method)}, seed {experiment.seed} ({number} of {len(left)})"
                 console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
             try:
                 observers = [console] if console else []

@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from feddure import methods as known_methods
 from feddure.reports import figures, frame, style
 from feddure.reports.figures import Curve
 from feddure.reports.frame import Difference, mean_sd, signed
-from feddure.reports.names import data_size, method_title
+from feddure.reports.names import data_size
 from feddure.reports.page import Section, Text, embed, table
 from feddure.reports.run_report import write_report
 from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, TABLE_FILE, Plan
@@ -149,7 +150,7 @@ class View:
 def write(folder: Path, view: View) -> Path:
     """Write report.html, the tables and mean curves ahead of the runs one by one, and return its path."""
     formats = style.line_styles((method, "") for method in view.plan.methods)
-    titles = {method: method_title(method) for method in (*view.plan.methods, *view.failed)}
+    titles = {method: known_methods.title(method) for method in (*view.plan.methods, *view.failed)}
     shown = [formats.get((method, "")) for method in view.methods()["method"]]
     methods = view.methods().replace({"method": titles})
     parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, formats=shown)]
@@ -173,7 +174,7 @@ def mean_curves(view: View) -> figures.Figure:
                 seeds.setdefault(number_of_round, []).append(accuracy)
         mean = [(rounds, statistics.fmean(values)) for rounds, values in seeds.items()]
         band = [(min(values), max(values)) for values in seeds.values()]
-        found.append(Curve(method_title(method), formats[method, ""], mean, band=band))
+        found.append(Curve(known_methods.title(method), formats[method, ""], mean, band=band))
     return figures.curves(found, "Test accuracy, %, mean over seeds; bands reach from the lowest seed to the highest")
 
 

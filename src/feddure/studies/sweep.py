@@ -14,27 +14,18 @@ from typing import Any
 
 import yaml
 
-from feddure import config, methods
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store
-from feddure.tracking.summary import flat
 
 SWEEP_FILE = "sweep.yaml"
 
 _KEYS = ("preset", "config", "set", "grid", "cases", "seeds")
 _OWN_COLUMNS = {"method", "dataset", "partition.setting", "partition.gamma", "clients_per_round", "seed", "rounds"}
-
-_READ_BY = {
-    "fixmatch": {"fedavg-fixmatch", "fedprox-fixmatch", "baseline+maml"},
-    "uda": {"fedavg-uda", "fedprox-uda"},
-    "feddure": {"feddure", "f-reg", "avg-f-reg", "c-reg", "avg-c-reg", "baseline+maml"},
-    "fedmatch": {"fedmatch"},
-}
-"""Sections of the configuration, and the built-in methods that read them."""
 
 Changes = dict[str, Any]
 
@@ -135,13 +126,13 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
         varied = dict(zip(axes, values, strict=True))
         layers = {"set": fixed, f"case '{case}'": changes, _place(varied): varied}
-        experiments = [_experiment(preset, start, layers, seed) for seed in seeds]
-        found = flat(experiments[0])
+        made = [_experiment(preset, start, layers, seed) for seed in seeds]
+        found = experiments.flat(made[0])
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
         options = " ".join(f"{key}={value}" for key, value in every.items())
         named = str(preset or tree["config"])
-        cells = tuple(Cell(file.stem, named, experiment, options) for experiment in experiments)
+        cells = tuple(Cell(file.stem, named, experiment, options) for experiment in made)
         points.append(Point(combination(case, shown), case, shown, cells))
     _expect_different(points)
     return Sweep(file.stem, text, str(preset or tree["config"]), tuple(axes), tuple(seeds), tuple(points))
@@ -176,7 +167,7 @@ def _experiment(preset: str | None, start: Path | None, layers: dict[str, Change
 
 def _load(preset: str | None, start: Path | None, changes: Changes) -> Experiment:
     empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
-    experiment = config.load(preset, start, changes, empty)
+    experiment = experiments.load(preset, start, changes, empty)
     methods.make(experiment)
     if ":" not in experiment.dataset:
         find_source(experiment.dataset)
@@ -197,7 +188,7 @@ def _fields(where: str, given: Any) -> Changes:
         return {}
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise ConfigError(f"{where}: {given!r} was given, expected fields with their values, such as rounds: 20")
-    known = [key for key, _, _ in config.fields()]
+    known = [row.key for row in experiments.fields()]
     for key in given:
         if key == "seed":
             raise ConfigError(f"{where}: seed was given; list all seeds under seeds, such as seeds: [0, 1, 2]")
@@ -271,26 +262,12 @@ def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> N
 def _expect_different(points: Iterable[Point]) -> None:
     first: dict[str, Point] = {}
     for point in points:
-        other = first.setdefault(_what_counts(point.cells[0].experiment), point)
+        other = first.setdefault(point.cells[0].hash, point)
         if other is not point:
             raise ConfigError(
                 f"'{other.name}' and '{point.name}' are the same experiment: nothing that they differ in changes its "
                 "results; drop one of them, or give fields that only some combinations read in cases"
             )
-
-
-def _what_counts(experiment: Experiment) -> str:
-    """Equal for two experiments where it is certain that their results are; of methods of one's own nothing is."""
-    method = methods.METHODS.get(experiment.method)
-    if method is None or not method.__module__.startswith(f"{methods.__name__}."):
-        return experiment.fingerprint()
-    unread = [section for section, readers in _READ_BY.items() if method.name not in readers]
-    if "dir" not in experiment.partition.setting:
-        usual = type(experiment.partition).model_fields["gamma"].default
-        partition = experiment.partition.model_copy(update={"gamma": usual})
-        experiment = experiment.model_copy(update={"partition": partition})
-    defaults = {section: Experiment.model_fields[section].default for section in unread}
-    return experiment.model_copy(update=defaults).fingerprint()
 
 
 def _value(found: Changes, key: str) -> Any:

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from feddure import experiments
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import figures, frame, names, style
@@ -23,7 +24,7 @@ from feddure.reports.frame import Difference, Spread, mean_sd, signed
 from feddure.reports.page import Code, Group, Section, Text, embed, page, table
 from feddure.studies.grid.store import Store
 from feddure.studies.sweep import Changes, Point, Sweep
-from feddure.tracking.summary import NOTHING, duration, flat, number
+from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 _MOST_NAMED = 8  # missing cells that are named one by one
@@ -247,7 +248,7 @@ def _problem(point: Point) -> Changes:
 
 
 def _fields(point: Point) -> Changes:
-    return {key: value for key, value in flat(point.cells[0].experiment).items() if _is_problem(key)}
+    return {key: value for key, value in experiments.flat(point.cells[0].experiment).items() if _is_problem(key)}
 
 
 def _is_problem(key: str) -> bool:

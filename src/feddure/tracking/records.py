@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feddure import config
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
@@ -117,7 +117,7 @@ def read_run(folder: Path) -> Run:
     """A run folder, checked for what makes it one: a configuration and metrics."""
     _check_folder(folder)
     try:
-        experiment = config.load(file=folder / CONFIG)
+        experiment = experiments.load(file=folder / CONFIG)
     except ConfigError as error:
         message = str(error) if str(folder) in str(error) else f"{folder / CONFIG}: {error}"
         raise RunError(message) from None

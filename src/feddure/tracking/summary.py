@@ -6,11 +6,11 @@ set is not: choosing the round by its test accuracy would make the test set part
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddure import config
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.tracking.records import Record
 
@@ -21,7 +21,7 @@ NOTHING = "–"
 
 # What tells runs apart at a glance comes first; any other field may follow.
 _NAMING = ("method", "dataset", "partition.setting", "partition.gamma", "model", "local_steps", "seed")
-_NAMES = {
+_TITLES = {
     "cifar10": "CIFAR-10",
     "cinic10": "CINIC-10",
     "fashion-mnist": "Fashion-MNIST",
@@ -29,12 +29,6 @@ _NAMES = {
     "resnet9": "ResNet-9",
     "resnet9-slim": "ResNet-9 slim",
     "cnn": "CNN",
-    "feddure": "FedDure",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedmatch": "FedMatch",
-    "fixmatch": "FixMatch",
-    "uda": "UDA",
 }
 
 
@@ -115,46 +109,30 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
     return [(round_number, value) for round_number, value in found if value is not None]
 
 
-def flat(experiment: Experiment) -> dict[str, Any]:
-    """Every field of a configuration by its dotted key."""
-    return dict(_leaves(experiment.model_dump(), {key for key, _, _ in config.fields()}))
-
-
-def differences(experiments: Sequence[Experiment]) -> list[str]:
-    """Dotted keys of the fields in which configurations differ, in the order of the configuration."""
-    trees = [flat(experiment) for experiment in experiments]
-    return [key for key in trees[0] if any(tree[key] != trees[0][key] for tree in trees)]
-
-
-def changed(experiment: Experiment) -> list[str]:
-    """Dotted keys of the fields that differ from their defaults."""
-    return differences([config.build({}), experiment])
-
-
-def labels(experiments: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
+def labels(shown: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
     """A short name for each experiment: what tells it apart, and for equal ones their `names` or numbers."""
-    trees = [flat(experiment) for experiment in experiments]
-    different = [key for key in differences(experiments) if key not in ignore] if experiments else []
+    trees = [experiments.flat(experiment) for experiment in shown]
+    different = [key for key in experiments.differences(shown) if key not in ignore] if shown else []
     keys = [key for key in _NAMING if key in different]
     keys += [key for key in different if key not in keys]
     chosen: list[str] = []
-    found = [spoken(tree["method"]) for tree in trees]
+    found = [display_name(tree["method"]) for tree in trees]
     for key in keys:
         # A field that tells no further runs apart would only make the names longer.
         longer = [", ".join(_part(tree, k) for k in [*chosen, key]) for tree in trees]
         if len(set(longer)) > len(set(found)) or not chosen:
             chosen, found = [*chosen, key], longer
     if chosen and "method" not in chosen and len({tree["method"] for tree in trees}) == 1:
-        found = [f"{spoken(tree['method'])}, {label}" for tree, label in zip(trees, found, strict=True)]
+        found = [f"{display_name(tree['method'])}, {label}" for tree, label in zip(trees, found, strict=True)]
     numbered = [f"run {index}" for index in range(1, len(trees) + 1)]
     endings = names if len(set(names)) == len(trees) else numbered
     twice = {label for label in found if found.count(label) > 1}
     return [f"{label} ({ending})" if label in twice else label for label, ending in zip(found, endings, strict=True)]
 
 
-def spoken(name: str) -> str:
+def display_name(name: str) -> str:
     """A method's, data set's or network's name as people write it; names of their own stay as they are."""
-    return _NAMES.get(name) or "-".join(_NAMES.get(part, part) for part in name.split("-"))
+    return _TITLES.get(name) or methods.title(name)
 
 
 def field_name(key: str) -> str:
@@ -191,19 +169,10 @@ def duration(seconds: float | None) -> str:
 def _part(tree: dict[str, Any], key: str) -> str:
     value = tree[key]
     if key in ("method", "dataset", "model"):
-        return spoken(value)
+        return display_name(value)
     if key == "partition.setting":
         return value
     return f"no {field_name(key)}" if value is None else f"{field_name(key)} {value}"
-
-
-def _leaves(tree: dict[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = prefix + name
-        if isinstance(value, dict) and key not in known:
-            yield from _leaves(value, known, f"{key}.")
-        else:
-            yield key, value
 
 
 def _last(values: list[tuple[int, Any]]) -> float | None:

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 import federated
 import tiny
+from feddure import experiments
 from feddure.errors import RunError
 from feddure.flower.app import messages
 from feddure.flower.app.client import ContextMemory, DiskMemory
@@ -35,7 +36,7 @@ def train(nodes, node, federation, assignment=None, received=None, **changes):
     assignment = assignment or next(a for a in federation.server.assignments() if a.client == node - 11)
     told = {"run_name": "run", "remembered_round": 0, "checkpointed_round": 0} | changes
     content = messages.pack_state(received or federation.server.broadcast(assignment))
-    content[TASK] = Task(assignment, federation.experiment.to_yaml(), **told).pack()
+    content[TASK] = Task(assignment, experiments.to_yaml(federation.experiment), **told).pack()
     (number,) = nodes.push_messages([Message(content, node, messages.TRAIN)])
     (reply,) = nodes.pull_messages([number])
     return reply

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import synthetic
-from feddure import config, environment
+from feddure import environment, experiments
 from feddure.studies.grid.cost import REFERENCE, estimate, reference_seconds
 from feddure.studies.grid.store import Cell
 
@@ -21,11 +21,11 @@ def here(monkeypatch):
 
 
 def demo(**changes):
-    return Cell("mine", "demo", config.load("demo", changes=changes))
+    return Cell("mine", "demo", experiments.load("demo", changes=changes))
 
 
 def paper(**changes):
-    return Cell("mine", "aaai24", config.load("aaai24", changes=changes))
+    return Cell("mine", "aaai24", experiments.load("aaai24", changes=changes))
 
 
 def measured(cell, times, about=CPU):

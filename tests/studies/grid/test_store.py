@@ -12,6 +12,7 @@ import pytest
 
 import synthetic
 import tiny
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.studies.grid.failures import Problem
@@ -68,7 +69,7 @@ def test_only_what_differs_from_the_defaults_is_written():
     assert found["options"] == {"a": {"b": {}}}
     assert "norm" not in found
     assert "learning_rate" not in found.get("optimizer", {})
-    assert Experiment.model_validate(found) == wanted
+    assert experiments.build(found) == wanted
 
 
 def test_the_name_of_a_cell_is_what_determines_its_result():

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from feddure import config, methods
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
 from feddure.flower.app.messages import ANSWER, TASK, Task, array_bytes, pack_answer, pack_state, unpack_state
@@ -110,13 +110,13 @@ def read_experiment(text: str, device: str = "") -> Experiment:
 
     Flower starts a process for each message; compiling would take longer there than it saves.
     """
-    experiment = config.build(yaml.safe_load(text))
+    experiment = experiments.build(yaml.safe_load(text))
     engine: dict[str, Any] = {"lanes": 1}
     if experiment.engine.compile == "auto":
         engine["compile"] = False
     if device:
         engine["device"] = device
-    return config.build(experiment.model_dump() | {"engine": experiment.engine.model_dump() | engine})
+    return experiments.build(experiment.model_dump() | {"engine": experiment.engine.model_dump() | engine})
 
 
 class Worker:

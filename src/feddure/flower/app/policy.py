@@ -14,7 +14,6 @@ from feddure import methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.flower.app.sanitize import disclosed
-from feddure.methods.fedmatch import FedMatch
 
 MOST_IMAGES = 10**8
 """Images that a server may ask a site to go through in one round, repeated ones included."""
@@ -56,7 +55,7 @@ def check_size(experiment: Experiment, steps: int, unlabelled_batch: int) -> Non
 def relays_uploads(method: str) -> bool:
     """Whether the method's server hands what one site sent to other sites."""
     found = methods.METHODS.get(method)
-    return found is not None and issubclass(found, FedMatch)
+    return found is not None and found.relays_uploads
 
 
 def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:

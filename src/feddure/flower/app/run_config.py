@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feddure import config
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
@@ -119,7 +119,7 @@ def as_resumed(options: RunOptions) -> RunOptions:
     if options.description is None and not options.clients_given:
         tree["partition"]["clients"] = present.partition.clients
         tree["clients_per_round"] = min(tree["clients_per_round"], present.partition.clients)
-    return replace(options, experiment=config.build(tree))
+    return replace(options, experiment=experiments.build(tree))
 
 
 def _experiment(values: dict[str, Any], description: Description | None, sets: list[str]) -> Experiment:
@@ -137,7 +137,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
             "partition.setting": "sites",
             "partition.clients": len(description.sites),
         }
-    return config.load(values["preset"] or None, None, changes, sets)
+    return experiments.load(values["preset"] or None, None, changes, sets)
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from feddure import config, data, environment
+from feddure import data, environment, experiments
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
@@ -126,7 +126,7 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
-        self._experiment = server.experiment.to_yaml()
+        self._experiment = experiments.to_yaml(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
@@ -284,7 +284,7 @@ def _dataset(options: RunOptions) -> Dataset:
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    sites = ConnectedSites(grid, names, fingerprint, options.experiment.to_yaml(), options.timeout_seconds)
+    sites = ConnectedSites(grid, names, fingerprint, experiments.to_yaml(options.experiment), options.timeout_seconds)
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
@@ -331,7 +331,7 @@ def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experime
             f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
             f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
         )
-    return config.build(experiment.model_dump() | {"unlabelled_batch": settled})
+    return experiments.build(experiment.model_dump() | {"unlabelled_batch": settled})
 
 
 def _write_start(server: Server, folder: Path) -> None:
@@ -339,7 +339,7 @@ def _write_start(server: Server, folder: Path) -> None:
     about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
     _write_json(folder / records.PARTITION, {"classes": list(server.dataset.classes)})
     _write_json(folder / records.ENVIRONMENT, environment.describe() | about)
-    write_whole(folder / records.CONFIG, server.experiment.to_yaml().encode(), RunError)
+    write_whole(folder / records.CONFIG, experiments.to_yaml(server.experiment).encode(), RunError)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

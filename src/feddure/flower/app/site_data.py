@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from feddure import config, data
+from feddure import config, data, experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
@@ -412,7 +412,7 @@ def with_clients(experiment: Experiment, clients: int) -> Experiment:
     tree = experiment.model_dump()
     tree["partition"]["clients"] = clients
     tree["clients_per_round"] = min(experiment.clients_per_round, clients)
-    return config.build(tree)
+    return experiments.build(tree)
 
 
 def share_identity(experiment: Experiment) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
@@ -164,7 +165,7 @@ def _preflight(bundle: Bundle, site: str, images: ImageFolder, options: Options,
     """Refuse what would fail in every round, and a server that is not this federation's; how to reach the right one."""
     # Options with which the ClientApp could not train are refused here: they would fail there in every round.
     Protection.of_options(options)
-    Engine(read_experiment(Experiment().to_yaml(), str(options.get("device", ""))).engine)
+    Engine(read_experiment(experiments.to_yaml(Experiment()), str(options.get("device", ""))).engine)
     make_private_folder(bundle.state, RunError)
     found = check(bundle, site, images, connect=False, cache=bundle.cache)
     for finding in found.findings:

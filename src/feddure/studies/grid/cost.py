@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from feddure import environment, methods
+from feddure import environment, experiments, methods
 from feddure.config import Experiment
 from feddure.studies.grid.store import Cell, Measurement, data_size, labels
 from feddure.tracking.summary import duration
@@ -14,9 +14,6 @@ REFERENCE = "NVIDIA H200"
 # Milliseconds on the reference: of a round (drawing, aggregating, evaluating), of a client's local step, of each of its
 # images; fitted to fedavg-matched, fedavg-sl and fedavg-fixmatch in aaai24.
 _ROUND, _STEP, _IMAGE = 23.0, 0.18, 0.009
-# How often a method's step passes each image through the network, relative to one forward and backward pass.
-_PASSES = {"feddure": 2.6, "c-reg": 2.6, "avg-c-reg": 3.5, "f-reg": 2.2, "avg-f-reg": 2.6, "baseline+maml": 2.6}
-_PASSES |= {"fedmatch": 1.6}
 
 
 class Estimate(NamedTuple):
@@ -32,7 +29,7 @@ def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate
     rates: dict[tuple[str, str], dict[str, list[float]]] = {}
     own = {cell.experiment.method for cell in cells}  # code that others' cells name is not imported for this
     for found in measured:
-        experiment = Experiment.model_validate(found.experiment)
+        experiment = experiments.build(found.experiment)
         if _hardware(found.environment) == _hardware(about) and (experiment.method in own | methods.METHODS.keys()):
             of_a_kind = rates.setdefault((experiment.model, experiment.dataset), {})
             of_a_kind.setdefault(experiment.method, []).append(found.seconds / reference_seconds(experiment))
@@ -75,7 +72,7 @@ def reference_seconds(experiment: Experiment) -> float:
     method = methods.make(experiment)
     views = sum((method.needs.plain, method.needs.weak, method.needs.strong))
     side = 28 if experiment.dataset.startswith("fashion") else 32
-    in_a_step = (experiment.labelled_batch + views * batch) * _PASSES.get(experiment.method, 1.0) * (side / 32) ** 2
+    in_a_step = (experiment.labelled_batch + views * batch) * method.passes * (side / 32) ** 2
     steps = method.steps(labelled, unlabelled, batch)
     return experiment.rounds * (_ROUND + experiment.clients_per_round * steps * (_STEP + _IMAGE * in_a_step)) / 1000
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddure import environment
+from feddure import environment, experiments
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset
 from feddure.errors import RunError
@@ -24,7 +24,7 @@ from feddure.simulation.lanes import Stopped
 from feddure.simulation.runs import stopping
 from feddure.studies.grid import failures
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, changes, named, unmeasured
+from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, named, unmeasured
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
 from feddure.tracking.summary import evaluations, summarise
@@ -228,7 +228,7 @@ class _UnderWay(Observer):
         ways = {way for record in metrics for way in record["communication"]}
         return Measurement(
             config_hash=self._cell.hash,
-            experiment=changes(self._cell.experiment),
+            experiment=experiments.changes(self._cell.experiment),
             rounds=found.rounds,
             local_steps=found.mean_local_steps or 0.0,
             accuracy_last=found.accuracy_last,

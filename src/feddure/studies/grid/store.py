@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from feddure import experiments
 from feddure.config import Experiment
 from feddure.data import recipes
 from feddure.data.sources import find_source
@@ -65,7 +66,7 @@ class Cell:
 
     @cached_property
     def hash(self) -> str:
-        return self.experiment.fingerprint()[:16]
+        return experiments.fingerprint(self.experiment)[:16]
 
     def coordinates(self) -> dict[str, Any]:
         """The columns of results.csv that say what was measured."""
@@ -389,9 +390,9 @@ def _of_0_1(folder: Path) -> dict[str, Measurement]:
     for path in sorted((folder / "cells").glob("*.json")):
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
-            experiment = Experiment.model_validate(tree.pop("experiment"))
-            name = experiment.fingerprint()[:16]
-            tree |= {"experiment": changes(experiment)}
+            experiment = experiments.build(tree.pop("experiment"))
+            name = experiments.fingerprint(experiment)[:16]
+            tree |= {"experiment": experiments.changes(experiment)}
             del tree["config_hash"]
             found[name] = _measurement(name, tree, tree.pop("environment"))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, FeddureError) as problem:
@@ -399,23 +400,6 @@ def _of_0_1(folder: Path) -> dict[str, Measurement]:
     return found
 
 
-def changes(experiment: Experiment) -> dict[str, Any]:
-    """What differs from the defaults, section by section."""
-    return _differences(experiment.model_dump(), Experiment().model_dump())
-
-
-def _differences(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for key, value in given.items():
-        if key not in usual:
-            found[key] = value
-        elif value != usual[key]:
-            both = isinstance(value, dict) and isinstance(usual[key], dict)
-            found[key] = _differences(value, usual[key]) if both else value
-    return found
-
-
-# --- a cell in words -----------------------------------------------------------------------------------------
 def named(cells: Sequence[Cell]) -> str:
     """These cells in a sentence."""
     names = [f"{cell.experiment.method} seed {cell.experiment.seed} ({cell.hash})" for cell in cells[:5]]

@@ -19,7 +19,7 @@ from feddure.studies.paper.numbers import method_name, printed, setting_name
 from feddure.studies.paper.plan import REFERENCE, SETTINGS, STUDIES, axis_text
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import report as theory
-from feddure.tracking.summary import spoken
+from feddure.tracking.summary import display_name
 
 SEMI_SUPERVISED = ("fedavg-uda", "fedprox-uda", "fedavg-fixmatch", "fedprox-fixmatch", "fedmatch")
 """FedDure's rivals in table 1."""
@@ -338,10 +338,10 @@ def _table1(m: Measured) -> Iterator[Claim]:
     best = "FedDure is ahead of the best semi-supervised rival under DIR-DIR by"
     for dataset in ("cifar10", "cinic10"):
         found, partly = _best_rival(m, dataset, "dir-dir")
-        says = f"{best} {found.paper:.2f} points on {spoken(dataset)}"
+        says = f"{best} {found.paper:.2f} points on {display_name(dataset)}"
         judge = partial(as_large, partly=partly)
         introduced = "Introduction, contributions"
-        yield m.claim(f"gain on {spoken(dataset)}", says, introduced, _needs(dataset), [found], judge)
+        yield m.claim(f"gain on {display_name(dataset)}", says, introduced, _needs(dataset), [found], judge)
     compared = [m.compare("table1", "cifar10", "iid-dir", "feddure", "fedmatch")]
     says = "FedDure is ahead of FedMatch by 15.26 points on CIFAR-10 under IID-DIR"
     yield m.claim("gain over FedMatch", says, where, _needs("cifar10"), compared, as_large)
@@ -349,16 +349,16 @@ def _table1(m: Measured) -> Iterator[Claim]:
         compared = [
             m.compare("table1", dataset, setting, "feddure", rival) for setting in SETTINGS for rival in SEMI_SUPERVISED
         ]
-        says = f"FedDure is ahead of every semi-supervised rival in every setting on {spoken(dataset)}"
-        yield m.claim(f"first on {spoken(dataset)}", says, where, _needs(dataset), compared)
+        says = f"FedDure is ahead of every semi-supervised rival in every setting on {display_name(dataset)}"
+        yield m.claim(f"first on {display_name(dataset)}", says, where, _needs(dataset), compared)
     for dataset in ("cifar10", "fashion-mnist"):
         compared = [m.compare("table1", dataset, "dir-dir", rival, "fedavg") for rival in SEMI_SUPERVISED]
         worse = [
             method_name(rival) for rival, one in zip(SEMI_SUPERVISED, compared, strict=True) if (one.paper or 0) < 0
         ]
         some = f"some semi-supervised methods (in its table {', '.join(worse[:-1])} and {worse[-1]})"
-        says = f"Under DIR-DIR {some} are worse than FedAvg* on {spoken(dataset)}"
-        name = f"worse than FedAvg* on {spoken(dataset)}"
+        says = f"Under DIR-DIR {some} are worse than FedAvg* on {display_name(dataset)}"
+        name = f"worse than FedAvg* on {display_name(dataset)}"
         yield m.claim(name, says, f"{where}; figure 1", _needs(dataset), compared, some_below)
     compared = [m.compare("table1", "cifar10", "dir-dir", "feddure", rival) for rival in ("fedavg-sl", "fedprox-sl")]
     says = "FedDure comes close to fully supervised training on CIFAR-10 under DIR-DIR"
@@ -429,21 +429,21 @@ def _clients(m: Measured) -> Iterator[Claim]:
     for dataset in STUDIES["clients"].datasets:
         needs = "clients" if dataset == "cifar10" else f"clients --datasets {dataset}"
         found = [m.change("clients", dataset, "dir-dir", "feddure", 2, 20)]
-        says = f"FedDure gains with the clients of a round on {spoken(dataset)}"
-        yield m.claim(f"gains with S on {spoken(dataset)}", says, where, needs, found)
+        says = f"FedDure gains with the clients of a round on {display_name(dataset)}"
+        yield m.claim(f"gains with S on {display_name(dataset)}", says, where, needs, found)
         at = [m.at("clients", dataset, "dir-dir", "feddure", value) for value in (2, 5, 10, 20)]
         half = {seed: gain / 2 for seed, gain in _gains(at[0], at[1]).items()}
         name = "half of the gain from S = 2 to 5 − the gain from S = 10 to 20"
         found = [Comparison(name, paired(half, _gains(at[2], at[3])))]
-        says = f"FedDure's gains with the clients of a round level off on {spoken(dataset)}"
-        yield m.claim(f"plateau in S on {spoken(dataset)}", says, where, needs, found)
+        says = f"FedDure's gains with the clients of a round level off on {display_name(dataset)}"
+        yield m.claim(f"plateau in S on {display_name(dataset)}", says, where, needs, found)
 
 
 def _beyond_labels(m: Measured) -> Iterator[Claim]:
     for dataset in ("cifar10", "fashion-mnist", "cinic10"):
         found = [m.compare("table1", dataset, setting, "feddure", REFERENCE) for setting in SETTINGS]
-        says = f"FedDure is ahead of labels-only training with as many local steps on {spoken(dataset)}"
-        name = f"unlabelled images help on {spoken(dataset)}"
+        says = f"FedDure is ahead of labels-only training with as many local steps on {display_name(dataset)}"
+        name = f"unlabelled images help on {display_name(dataset)}"
         yield m.claim(name, says, "not in the paper: our yardstick", _needs(dataset), found)
 
 

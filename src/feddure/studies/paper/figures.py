@@ -17,7 +17,7 @@ from feddure.reports import frame, partition_figure, style
 from feddure.studies.paper.numbers import method_name, setting_name
 from feddure.studies.paper.plan import REFERENCE, STUDIES
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
-from feddure.tracking.summary import spoken
+from feddure.tracking.summary import display_name
 
 OURS, PAPER = style.BLUE, style.VERMILION
 SMOOTHED = 5
@@ -136,7 +136,7 @@ def _curves(rows: Sequence[Row]) -> Figure:
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy, %")
         drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
-        place = f"{spoken(panel[0].dataset)}, {setting_name(panel[0].setting)}"
+        place = f"{display_name(panel[0].dataset)}, {setting_name(panel[0].setting)}"
         axes.set_title(f"{place}: {drawn}, {_over_seeds(panel)}")
         handles = [line for _, line in sorted(ends, key=lambda end: -end[0])]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=3.2)
@@ -157,7 +157,7 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
     hollow = len({len(row.seeds) for row in rows if row.seeds}) > 1
     canvas = style.new_figure(max(_WIDE, 2.4 * len(found)), 5.2)
     for axes, panel in zip(canvas.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        axes.set_title(f"{spoken(panel[0].dataset)}, {setting_name(panel[0].setting)}")
+        axes.set_title(f"{display_name(panel[0].dataset)}, {setting_name(panel[0].setting)}")
         if axis == "clients_per_round":
             axes.set_xscale("log", base=2)
         values = sorted({row.value for row in panel if row.value is not None})
@@ -201,7 +201,7 @@ def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
         every[0, 0].set_yticks(range(classes), dataset.classes)
         clients = min(SHOWN_CLIENTS, *(partition.clients for partition in dealt.values()))
         canvas.suptitle(
-            f"{spoken(dataset.name)}, the first {clients} clients: a bubble's area is its number of images",
+            f"{display_name(dataset.name)}, the first {clients} clients: a bubble's area is its number of images",
             x=0.01,
             ha="left",
         )

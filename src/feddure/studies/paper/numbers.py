@@ -4,7 +4,7 @@ import csv
 from functools import cache
 from importlib import resources
 
-from feddure.tracking.summary import spoken
+from feddure import methods
 
 Place = tuple[str, str, str]
 """Data set, setting and method of a printed number."""
@@ -15,17 +15,6 @@ PRESETS = ("aaai24", "aaai24-fine")
 """The paper's set-up, read in two ways."""
 
 _VARIANTS = {"baseline": "fedavg-fixmatch"}  # table 2 has words of its own
-_METHODS = {
-    "fedavg": "FedAvg*",
-    "fedavg-matched": "FedAvg*, matched steps",
-    "fedavg-sl": "FedAvg-SL",
-    "fedprox-sl": "FedProx-SL",
-    "baseline+maml": "Baseline+MAML",
-    "f-reg": "F-reg",
-    "avg-f-reg": "Avg F-reg",
-    "c-reg": "C-reg",
-    "avg-c-reg": "Avg C-reg",
-}
 
 
 def printed(study: str) -> dict[Place, float]:
@@ -42,7 +31,7 @@ def method_name(method: str, study: str = "") -> str:
     """A method as the paper writes it; the ablation calls one of them its baseline."""
     if study == "table2" and method == "fedavg-fixmatch":
         return "Baseline"
-    return _METHODS.get(method) or spoken(method)
+    return methods.title(method)
 
 
 def setting_name(setting: str) -> str:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from feddure import config
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.numbers import PRESETS
-from feddure.tracking import summary
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 TABLE1 = (
@@ -32,9 +31,6 @@ CHARTED = ("feddure", "fedmatch", "fedavg-fixmatch", "fedavg-matched")
 
 REFERENCE = "fedavg-matched"
 """Labels-only training with as many local steps: what any use of unlabelled images must beat."""
-
-VARIED = ("fixmatch", "uda", "feddure", "fedmatch", "proximal")
-"""Sections of methods: a cell that changes nothing else is a further row of the study it belongs to."""
 
 _LONGEST_STEM = 110  # bytes: encrypted file systems take names of 143, ending and mark of an unfinished file included
 
@@ -115,7 +111,7 @@ def _cell(study: Study, request: Request, dataset: str, seed: int, method: str, 
     for key in request.changes:
         if key in fixed or key in changes:
             raise ConfigError(f"--set {key}: the study {study.name} sets this field itself; use its own option")
-    experiment = config.load(request.preset, changes=fixed | changes | request.changes)
+    experiment = experiments.load(request.preset, changes=fixed | changes | request.changes)
     # Another number of lanes or another device is no other experiment.
     options = {key: value for key, value in request.changes.items() if not key.startswith("engine.")}
     return Cell(study.name, request.preset, experiment, " ".join(f"{key}={value}" for key, value in options.items()))
@@ -136,8 +132,7 @@ def _changes(study: Study, value: float | None, dataset: str) -> Changes:
 
 def reference_cell(cell: Cell) -> Cell:
     """The same experiment with labelled images alone and as many steps."""
-    plain = {name: Experiment.model_fields[name].default for name in VARIED}
-    return Cell(cell.study, cell.preset, cell.experiment.model_copy(update={"method": REFERENCE} | plain))
+    return Cell(cell.study, cell.preset, cell.experiment.model_copy(update={"method": REFERENCE, "proximal": None}))
 
 
 def gather(asked: Sequence[Cell], store: Store) -> list[Cell]:
@@ -148,36 +143,36 @@ def gather(asked: Sequence[Cell], store: Store) -> list[Cell]:
     """
     if not asked or is_apart(asked):
         return list(asked)
-    known = measured_for(asked[0].study, asked[0].preset, experiments(store))
+    known = measured_for(asked[0].study, asked[0].preset, measured_experiments(store))
     return list({cell.hash: cell for cell in (*known, *asked)}.values())
 
 
-def experiments(store: Store) -> list[Experiment]:
+def measured_experiments(store: Store) -> list[Experiment]:
     """All that was measured in a folder."""
-    return [Experiment.model_validate(found.experiment) for found in store.measurements()]
+    return [experiments.build(found.experiment) for found in store.measurements()]
 
 
-def measured_for(study: str, preset: str, experiments: Sequence[Experiment]) -> list[Cell]:
+def measured_for(study: str, preset: str, measured: Sequence[Experiment]) -> list[Cell]:
     """What was measured for a study under a preset, and the rest of the study's cells for the same seeds.
 
     Data sets beyond the study's own count where something was measured on them that table 1 would not ask for; a
     preset that is not the paper's has no data sets of its own.
     """
     usual = STUDIES[study].datasets if preset in PRESETS else ()
-    datasets = (*usual, *sorted({experiment.dataset for experiment in experiments} - set(usual)))
-    seeds = tuple(sorted({experiment.seed for experiment in experiments}))
+    datasets = (*usual, *sorted({experiment.dataset for experiment in measured} - set(usual)))
+    seeds = tuple(sorted({experiment.seed for experiment in measured}))
     every = _plain(study, preset, datasets, seeds)
-    there = {_hash(experiment) for experiment in experiments}
+    there = {_hash(experiment) for experiment in measured}
     shared = set() if study == "table1" else {cell.hash for cell in _plain("table1", preset, datasets, seeds)}
     own = {cell.experiment.dataset for cell in every if cell.hash in there - shared} | set(usual)
     begun = {cell.experiment.seed for cell in every if cell.hash in there}
     chosen = [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
-    return [*chosen, *_variants(chosen, experiments)]
+    return [*chosen, *_variants(chosen, measured)]
 
 
 def begun(store: Store) -> list[Cell]:
     """The cells of all studies of which something is measured: more than what a chart shares with table 1."""
-    found, measured = [], experiments(store)
+    found, measured = [], measured_experiments(store)
     there = {_hash(experiment) for experiment in measured}
     for preset in PRESETS:
         table1 = {cell.hash for cell in measured_for("table1", preset, measured)}
@@ -192,7 +187,7 @@ def begun(store: Store) -> list[Cell]:
 def is_apart(cells: Sequence[Cell]) -> bool:
     """Whether cells differ from their study in more than a method's own fields."""
     changed = {text.partition("=")[0].partition(".")[0] for cell in cells for text in cell.options.split()}
-    return bool(changed - set(VARIED)) or cells[0].experiment.rounds != config.load(cells[0].preset).rounds
+    return bool(changed - _of_methods()) or cells[0].experiment.rounds != experiments.load(cells[0].preset).rounds
 
 
 def stem(cells: Sequence[Cell]) -> str:
@@ -201,7 +196,7 @@ def stem(cells: Sequence[Cell]) -> str:
     name = f"{cells[0].study}-{preset}"
     if not is_apart(cells):
         return name
-    if rounds != config.load(preset).rounds:
+    if rounds != experiments.load(preset).rounds:
         name += f"-{rounds}-rounds"
     options = "-".join(sorted({cell.options for cell in cells} - {""}))
     whole = f"{name}-{options}".rstrip("-")
@@ -249,23 +244,28 @@ def _plain(study: str, preset: str, datasets: tuple[str, ...], seeds: tuple[int,
     return tuple(cells(study, Request(preset, datasets=datasets, seeds=seeds)))
 
 
-def _variants(every: Sequence[Cell], experiments: Iterable[Experiment]) -> Iterator[Cell]:
+def _variants(every: Sequence[Cell], measured: Iterable[Experiment]) -> Iterator[Cell]:
     """Measured experiments that differ from a cell of the study in fields of their method alone."""
 
     def place(experiment: Experiment) -> str:
-        return experiment.model_dump_json(exclude={*VARIED, "engine", "checkpoint_every"})
+        return experiment.model_dump_json(exclude={*_of_methods(), "engine", "checkpoint_every"})
 
     places = {place(cell.experiment): cell for cell in every}
     hashes = {cell.hash for cell in every}
-    for experiment in experiments:
+    for experiment in measured:
         cell = places.get(place(experiment))
         if cell is not None and _hash(experiment) not in hashes:
-            changed = summary.differences([cell.experiment, experiment])
-            tree = summary.flat(experiment)
-            options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in VARIED)
+            changed = experiments.differences([cell.experiment, experiment])
+            tree = experiments.flat(experiment)
+            options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in _of_methods())
             if options:
                 yield Cell(cell.study, cell.preset, experiment, options)
 
 
+def _of_methods() -> set[str]:
+    """Fields of methods: a cell that changes nothing else is a further row of the study it belongs to."""
+    return {*methods.sections(), "proximal"}
+
+
 def _hash(experiment: Experiment) -> str:
-    return experiment.fingerprint()[:16]
+    return experiments.fingerprint(experiment)[:16]

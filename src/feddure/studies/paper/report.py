@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from feddure import config
+from feddure import experiments
 from feddure.data.dataset import Dataset
 from feddure.data.partition import external_imbalance, internal_imbalance, make
 from feddure.errors import RunError
@@ -31,7 +31,7 @@ from feddure.studies.paper.numbers import PRESETS, ROUNDS
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
-from feddure.tracking.summary import spoken
+from feddure.tracking.summary import display_name
 
 MARK = "<!-- Written by feddure reproduce; it is made anew each time. -->"
 
@@ -145,7 +145,7 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
         if lines:
             sections.append(Section(heading, parts=[_folded(lines, opened=heading == "Failed")]))
     has_numbers = any(row.seeds or row.paper is not None for row in found)
-    setup = f"Preset {preset}: {config.about(preset)}"
+    setup = f"Preset {preset}: {experiments.about(preset)}"
     lead = " ".join(filter(None, [setup, _throughout(found), _quantity(found, seeds)]))
     footer = frame.provenance(rows.runs_of(found))
     draw = partial(figures.figure, found) if has_numbers else None
@@ -200,7 +200,7 @@ def _notes(found: Sequence[Row]) -> list[str]:
         if done and not any(row.seeds for row in found if row.dataset == panel[0].dataset):
             preset = f" --preset {panel[0].preset}" * (panel[0].preset != plan.Request().preset)
             command = f"feddure reproduce {panel[0].study} --datasets {panel[0].dataset}{preset}"
-            name = spoken(panel[0].dataset)
+            name = display_name(panel[0].dataset)
             said.append(f"{name} is not measured: its numbers are the paper's. {command} measures it.")
     return list(dict.fromkeys(said))
 
@@ -210,10 +210,10 @@ def _notes(found: Sequence[Row]) -> list[str]:
 
 def all_claims(store: Store) -> list[Claim]:
     """Every claim, judged for each preset with cells of its own, and the theorems."""
-    experiments = plan.experiments(store)
+    measured = plan.measured_experiments(store)
     found = []
     for preset in PRESETS:
-        own = {study: rows.rows(plan.measured_for(study, preset, experiments), store) for study in plan.STUDIES}
+        own = {study: rows.rows(plan.measured_for(study, preset, measured), store) for study in plan.STUDIES}
         if any(row.seeds for table in own.values() for row in table):
             found += claims(preset, own)
     return [*(found or claims(plan.Request().preset, {})), *theorem_claims(store.folder)]
@@ -312,7 +312,7 @@ def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path
     dealt, counted, lines = {}, [], []
     for setting, title in DEALT.items():
         changes = {"partition.setting": setting, "partition.clients": clients, "clients_per_round": 1}
-        partition = dealt[title] = make(dataset, config.load(changes=changes).partition, seed=0)
+        partition = dealt[title] = make(dataset, experiments.load(changes=changes).partition, seed=0)
         measures = (measure(partition, dataset.labels, classes) for measure in (internal_imbalance, external_imbalance))
         imbalances = [f"{found or 0.0:.2f}" for found in measures]
         for kind, counts in zip(("labelled", "unlabelled"), partition.counts(dataset.labels, classes), strict=True):
@@ -323,7 +323,7 @@ def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path
             )
     columns = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
     lead = (
-        f"{spoken(dataset.name)} dealt to {clients} clients with seed 0. Internal imbalance compares a client's "
+        f"{display_name(dataset.name)} dealt to {clients} clients with seed 0. Internal imbalance compares a client's "
         "labelled with its unlabelled images, external imbalance compares clients by all their images; 0 is none, 1 "
         "the most. Both are of a whole setting."
     )

@@ -16,7 +16,7 @@ from feddure.reports.frame import Difference, Spread
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.numbers import PRESETS, method_name, printed, setting_name
 from feddure.studies.paper.plan import REFERENCE, STUDIES, axis_text, is_apart, reference_cell
-from feddure.tracking.summary import NOTHING, spoken
+from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
 
@@ -177,7 +177,7 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
         entries = [
             [there.get((*line, key)) for key in keys] for line in sorted(lines, key=lambda one: methods.index(one[0]))
         ]
-        title = spoken(panel[0].dataset) + (f", {setting_name(panel[0].setting)}" if axis else "")
+        title = display_name(panel[0].dataset) + (f", {setting_name(panel[0].setting)}" if axis else "")
         columns = [axis_text(axis, key) if axis else setting_name(key) for key in keys]
         found.append(Grid(title, columns, [next(filter(None, line)).name for line in entries], entries))
     return found
@@ -275,7 +275,7 @@ def failed(rows: Iterable[Row]) -> list[str]:
 
 def _whose(row: Row) -> str:
     panel = "" if row.value is None else f", {setting_name(row.setting)}"
-    return f"{spoken(row.dataset)}{panel}, {row.name}"
+    return f"{display_name(row.dataset)}{panel}, {row.name}"
 
 
 def _where(row: Row, seeds: Sequence[int]) -> str:
