@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from feddure import experiments
 from feddure.reports import frame
-from feddure.studies.grid.store import Cell, Measurement, Store, changes
+from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.studies.paper.rows import Row
 
 ENVIRONMENT = {"gpu": "synthetic", "commit": "0000000", "python": "3", "torch": "2", "numpy": "2"}
@@ -38,7 +39,7 @@ def measurement(
 
 def measured(cell: Cell, accuracy: float, steps: float = 5.0) -> Measurement:
     """A cell that ends at this accuracy, in per cent."""
-    return measurement(accuracy, cell.experiment.rounds, steps, changes(cell.experiment), cell.hash)
+    return measurement(accuracy, cell.experiment.rounds, steps, experiments.changes(cell.experiment), cell.hash)
 
 
 def filled(folder: Path, cells: Iterable[Cell], accuracy: Callable[[Cell], float | None]) -> Store:

@@ -141,7 +141,8 @@ def _check_together(experiment: Experiment) -> None:
 def to_tree(experiment: Experiment) -> dict[str, Any]:
     """All common fields, all options of the chosen method, and what the options of others change."""
     tree = experiment.model_dump()
-    return tree | {section: options(experiment, section).model_dump() for section in _sections_read(experiment)}
+    read = _sections_read(experiment) if experiment.method in methods.METHODS else []
+    return tree | {section: options(experiment, section).model_dump() for section in read}
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -192,8 +193,10 @@ def fields() -> list[FieldRow]:
 
 # --- details --------------------------------------------------------------------------------------------------
 def _sections_read(experiment: Experiment) -> list[str]:
+    """Sections of options that the method reads; one by import path may read any."""
     found = methods.METHODS.get(experiment.method)
-    return [name for name in found.sections() if name != "options"] if found else []
+    every = methods.sections()
+    return [name for name in found.sections() if name in every] if found and ":" not in experiment.method else [*every]
 
 
 def _effective_partition(experiment: Experiment):

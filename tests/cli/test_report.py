@@ -2,6 +2,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from feddure import experiments
 from feddure.cli.report import report
 from feddure.errors import RunError
 from feddure.experiments import load
@@ -13,7 +14,7 @@ app.command("report")(report)
 
 def make_run(folder, seed=0):
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(load("demo", changes={"seed": seed}).to_yaml())
+    (folder / "config.yaml").write_text(experiments.to_yaml(load("demo", changes={"seed": seed})))
     with Writer(folder / "metrics.jsonl") as writer:
         writer.write({"round": 2, "clients": [1], "steps": [5], "test": {"accuracy": 0.5, "loss": 1.0}})
     return folder

@@ -37,7 +37,7 @@ def after_a_round():
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_no_other_method_gives_the_same_weights(after_a_round, method):
-    models = {name: made.method.global_model(made.state)[0] for name, (made, _) in after_a_round.items()}
+    models = {name: made.server.method.global_model(made.server.state)[0] for name, (made, _) in after_a_round.items()}
     theta = models.pop(method)
     assert torch.isfinite(theta).all()
     for other, weights in models.items():

@@ -52,9 +52,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_stream_alone
 @pytest.mark.parametrize("name", ["cnn", "resnet9-slim"])
 def test_convolution_biases_learn_under_group_norm_and_stay_zero_under_batch_norm(images, name, norm):
     federation = tiny.federation(tiny.experiment(model=name, norm=norm, rounds=1, clients_per_round=1), images)
-    before = federation.model_state()
+    before = federation.server.model_state()
     tiny.play_round(federation)
-    after = federation.model_state()
+    after = federation.server.model_state()
     layers = networks.make(name, 1, 4, norm, 0).named_modules()
     biases = [f"{place}.bias" for place, layer in layers if isinstance(layer, nn.Conv2d)]
     assert biases

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import tiny
+from feddure import experiments, methods
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread, mean_sd, paired, signed
 from feddure.studies.grid.store import Cell, Measurement, Store
@@ -97,7 +98,7 @@ def test_cells_are_rows_measured_or_not(tmp_path):
     store, done, gone, vain = Store(tmp_path), cell(seed=0), cell(seed=1), cell(seed=2)
     store.keep(
         Measurement(
-            done.experiment.model_dump(), done.hash, rounds=2, local_steps=10.0, accuracy_last=0.5,
+            done.hash, experiments.changes(done.experiment), rounds=2, local_steps=10.0, accuracy_last=0.5,
             accuracy_last10=0.25, accuracy_ema=None, curve=[(1, 0.25, None), (2, 0.5, 0.75)], seconds=12.0,
             build_seconds=0.0, together=1, partition="", bytes_per_round={"up": 7.0, "down": 9.0},
             diagnostics={"d": 1.0}, environment={"gpu": "H"},
@@ -107,7 +108,7 @@ def test_cells_are_rows_measured_or_not(tmp_path):
     assert list(found.columns) == list(frame.COLUMNS)
     first = found.iloc[0]
     assert (first.method, first.dataset, first.options) == ("fedavg", "fashion-mini", "norm=group")
-    assert (first.title, first.cell) == (frame.method_title("fedavg"), done.hash)
+    assert (first.title, first.cell) == (methods.title("fedavg"), done.hash)
     assert (first.accuracy_last, first.accuracy_last10, first.bytes_up, first.bytes_down) == (50.0, 25.0, 14.0, 18.0)
     assert first.curve == [(1, 25.0, None), (2, 50.0, 75.0)]
     assert first.diagnostics == {"d": 1.0}

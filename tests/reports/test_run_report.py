@@ -186,8 +186,7 @@ def test_a_run_without_partition_or_environment_has_a_report(tmp_path):
 
 def test_evaluations_without_classes_have_curves_only(tmp_path):
     folder = make_run(tmp_path / "run", evaluated=False)
-    with Writer(folder / "metrics.jsonl") as writer:
-        writer.keep(5)
+    with Writer(folder / "metrics.jsonl", last_round=5) as writer:
         writer.write({"round": 6, "test": {"accuracy": 0.5, "loss": None}})
     page = page_of(folder)
     assert [alt.partition(":")[0] for alt in page.pictures if alt.startswith("Test")] == [

@@ -120,7 +120,7 @@ def test_a_second_comparison_in_the_folder_is_refused(images, tmp_path):
 def test_progress_names_method_and_seed(images, tmp_path, capsys):
     compare(make_plan(["fedavg", "feddure"], [3]), tiny.experiment(rounds=1), images, tmp_path)
     lines = [line.split("  ")[:2] for line in capsys.readouterr().err.splitlines()]
-    assert lines == [["FedAvg, seed 3 (1 of 2)", "round 1/1"], ["FedDure, seed 3 (2 of 2)", "round 1/1"]]
+    assert lines == [["FedAvg*, seed 3 (1 of 2)", "round 1/1"], ["FedDure, seed 3 (2 of 2)", "round 1/1"]]
 
 
 # --- methods that fail ---------------------------------------------------------------------------------

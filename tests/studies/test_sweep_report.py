@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from feddure import methods
 from feddure.reports import names, style
 from feddure.reports.frame import paired
 from feddure.studies import sweep, sweep_report
@@ -14,7 +15,7 @@ from feddure.studies.grid.store import Measurement, Store
 
 RATES = {"optimizer.learning_rate": [0.1, 0.01, 0.001]}
 METHODS = {"method": ["feddure", "fedavg"]}
-FEDAVG = names.method_title("fedavg")
+FEDAVG = methods.title("fedavg")
 SETTINGS = {"partition.setting": ["iid-iid", "dir-dir"], "method": ["feddure", "fedavg", "fedmatch"]}
 
 
@@ -131,16 +132,6 @@ def test_gamma_is_no_problem_without_dirichlet(tmp_path):
     ]
     found = leaderboards(tmp_path, None, cases=cases)
     assert found == {"IID-IID": ["FedDure", "FedAvg"], "DIR-DIR, gamma 0.2": ["FedAvg, unequal"]}
-
-
-def test_rows_on_the_same_data_are_told_apart_even_by_a_field_of_the_partition(tmp_path):
-    own = {"method": "feddure.methods.fedavg:FedAvg"}  # by import path it could read anything
-    cases = [{"name": "equal", "partition.setting": "iid-iid"}, {"name": "unequal", "partition.setting": "dir-dir"}]
-    assert leaderboards(tmp_path, {"partition.gamma": [0.1, 0.2]}, set=own, cases=cases) == {
-        "equal": ["gamma 0.1", "gamma 0.2"],
-        "gamma 0.1, unequal": ["unequal, gamma 0.1"],  # nothing would be left of the name
-        "gamma 0.2, unequal": ["unequal, gamma 0.2"],
-    }
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddure import experiments
 from feddure.errors import RunError
 from feddure.experiments import load
 from feddure.tracking.records import Recorder, Writer, read, read_run, truncate
@@ -128,7 +129,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def make_run(folder, **files):
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(load("demo").to_yaml())
+    (folder / "config.yaml").write_text(experiments.to_yaml(load("demo")))
     write_rounds(folder / "metrics.jsonl", 2)
     for name, content in files.items():
         (folder / f"{name}.json").write_text(content)

@@ -80,9 +80,9 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
 
 # --- what comes first --------------------------------------------------------------------------------------
 def _title(runs: Sequence[Run]) -> str:
-    methods = list(dict.fromkeys(methods.title(run.experiment.method) for run in runs))
+    names = list(dict.fromkeys(methods.title(run.experiment.method) for run in runs))
     datasets = list(dict.fromkeys(display_name(run.experiment.dataset) for run in runs))
-    subject = _listed(methods) if len(methods) <= 3 else f"{len(methods)} methods"
+    subject = _listed(names) if len(names) <= 3 else f"{len(names)} methods"
     text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
     return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
 

@@ -153,7 +153,7 @@ def test_a_server_cannot_make_a_site_import_a_module(root, name, tmp_path, monke
     (tmp_path / f"own_{name}.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
     monkeypatch.chdir(tmp_path)
     wanted = {"model": "cnn"} | {name: f"own_{name}:Class"}
-    text = federated.experiment(wanted, federated.SETTINGS.replace("model=cnn ", "")).to_yaml()
+    text = experiments.to_yaml(federated.experiment(wanted, federated.SETTINGS.replace("model=cnn ", "")))
     for allowed in (False, True):
         nodes = federated.grid(root, modules=allowed)
         content = messages.pack_state({"theta": torch.zeros(1)})

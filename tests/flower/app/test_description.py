@@ -4,7 +4,6 @@ import unicodedata
 
 import pytest
 
-from feddure import experiments
 from feddure.errors import ConfigError
 from feddure.flower.app import description as descriptions
 
@@ -44,7 +43,7 @@ def test_classes_typed_on_a_mac_are_the_same_classes():
 
 def test_yaml_round_trip_is_exact():
     found = descriptions.parse(changed("0.1]", "0.1234567890123456]"))
-    assert descriptions.parse(experiments.to_yaml(found)) == found
+    assert descriptions.parse(found.to_yaml()) == found
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import pytest
 
 import federated
-from feddure import methods
+from feddure import experiments, methods
 from feddure.errors import ConfigError
 from feddure.flower.app.policy import check_policy, check_size, relays_uploads
 
 
 def asking(**changes):
-    return federated.experiment(changes, federated.SETTINGS.replace("model=cnn ", "")).to_yaml()
+    return experiments.to_yaml(federated.experiment(changes, federated.SETTINGS.replace("model=cnn ", "")))
 
 
 @pytest.mark.parametrize("no", [False, "false", "no", 0])

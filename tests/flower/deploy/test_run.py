@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from feddure import experiments
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import CLIENT_APP, run_config
 from feddure.flower.deploy import run, status
@@ -48,7 +49,7 @@ class Flower:
         """Leave what a run leaves that was started with these options and did so many rounds."""
         self.place.mkdir(exist_ok=True)
         found = run_config.read(options | {"description": self.agreed.to_yaml()}).experiment
-        (self.place / "config.yaml").write_text(found.model_copy(update={"unlabelled_batch": 7}).to_yaml())
+        (self.place / "config.yaml").write_text(experiments.to_yaml(found.model_copy(update={"unlabelled_batch": 7})))
         lines = [json.dumps({"round": 1 + number, "test": {"accuracy": 0.5}}) + "\n" for number in range(done)]
         (self.place / "metrics.jsonl").write_text("".join(lines))
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import tiny
+from feddure import experiments
 from feddure.studies import sweep
 from feddure.studies.grid import runner
 from feddure.studies.grid.jobs import measure_in_jobs
@@ -47,7 +48,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("of_jobs.py").write_text(CODE)
     Path("slow").touch()
-    Path("tiny.yaml").write_text(tiny.experiment(dataset="of_jobs:images").to_yaml())
+    Path("tiny.yaml").write_text(experiments.to_yaml(tiny.experiment(dataset="of_jobs:images")))
 
 
 def plan(methods, seeds, **changes):

@@ -45,7 +45,7 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
     assert "1/2 cells  0:01:00  left 0:00:20" in text.getvalue()
     watch.close()
     watch.close()
-    assert text.getvalue().count("FedAvg, seed 0: 42.00 %") == 1
+    assert text.getvalue().count("FedAvg*, seed 0: 42.00 %") == 1
 
 
 def test_bars_come_and_go_on_a_terminal(tmp_path):

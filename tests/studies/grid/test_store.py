@@ -16,7 +16,7 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import COLUMNS, Cell, Store, changes, labels, mean_of, pack, unpack
+from feddure.studies.grid.store import COLUMNS, Cell, Store, labels, mean_of, pack, unpack
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -62,9 +62,9 @@ def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
 
 
 def test_only_what_differs_from_the_defaults_is_written():
-    assert changes(Experiment()) == {}
+    assert experiments.changes(Experiment()) == {}
     wanted = tiny.experiment(seed=3, options={"a": {"b": {}}}, **{"partition.gamma": 0.3})
-    found = changes(wanted)
+    found = experiments.changes(wanted)
     assert found["seed"] == 3
     assert found["options"] == {"a": {"b": {}}}
     assert "norm" not in found

@@ -360,7 +360,7 @@ def unpack(path: Path) -> dict[str, Measurement]:
     found = {}
     number = 0
     try:
-        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+        for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
             number += 1
             tree = json.loads(line)
             key = tree.pop("environment")
