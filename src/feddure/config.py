@@ -40,12 +40,21 @@ class Partition(_Section):
 
 
 class Optimizer(_Section):
-    """Adam, as every client runs it; fresh each round."""
+    """What every client runs, fresh each round."""
 
-    learning_rate: float = Field(5e-4, gt=0, description="Adam's learning rate on every client.")
+    name: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent.")
+    learning_rate: float = Field(5e-4, gt=0, description="Learning rate on every client.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's mean of gradients.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's mean of squared gradients.")
     epsilon: float = Field(1e-8, gt=0, description="Adam's guard against division by zero.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
+    nesterov: bool = Field(False, description="Nesterov's momentum for sgd.")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty, as in torch.optim.")
+    clip_norm: float | None = Field(None, gt=0, description="Longest gradient of a step; longer ones are shortened.")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="The learning rate over rounds: constant, or a cosine from its value down to 0."
+    )
+    warm_up: int = Field(0, ge=0, description="Rounds in which the learning rate rises to its value.")
 
 
 class Server(_Section):

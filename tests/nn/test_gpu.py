@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from feddure.nn.adam import Adam
 
 from feddure import nn as networks
-from feddure.nn.adam import Adam
 from feddure.nn.network import Network
 
 pytestmark = pytest.mark.gpu

@@ -96,7 +96,7 @@ class CReg(FedDure):
 
     def allocate(self, client: Client) -> None:
         client.state["phi"] = torch.zeros_like(client.theta)
-        client.optimizers["phi"] = client.new_adam(client.theta[: client.network.parameters.trained])
+        client.optimizers["phi"] = client.new_optimizer(client.theta[: client.network.parameters.trained])
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["phi"].copy_(received["theta"])
@@ -134,7 +134,7 @@ class AvgCReg(CReg):
         super().allocate(client)
         client.state["phi_mean"] = torch.zeros_like(client.theta)
         client.state["phi_copy"] = torch.zeros_like(client.theta)
-        client.optimizers["phi_copy"] = client.new_adam(client.theta[: client.network.parameters.trained])
+        client.optimizers["phi_copy"] = client.new_optimizer(client.theta[: client.network.parameters.trained])
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["phi_mean"].copy_(received["phi"])
@@ -205,7 +205,7 @@ class BaselineMAML(FedAvgFixMatch):
 
     def meta_gradient(self, client: Client, batch: Batch, pseudo: Tensor, mask: Tensor) -> list[Tensor]:
         """∇_θ L_s(θ − η ∇L_u(θ)), leaf by leaf."""
-        network, eta = client.network, self.experiment.optimizer.learning_rate
+        network, eta = client.network, client.optimizer.rate
         before = network.weights(client.theta)
         loss = mean(mask * cross_entropy(network.probe(before, batch.strong), pseudo))
         virtual = network.moved(client.theta, network.gradient(loss, before), eta)

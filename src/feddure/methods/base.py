@@ -14,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from feddure.config import Experiment
+from feddure.config import Optimizer as OptimizerOptions
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
-from feddure.nn.adam import Adam
+from feddure.nn import optimizers
 from feddure.nn.flat import Pieces
 from feddure.nn.network import Network, Weights
+from feddure.nn.optimizers import Optimizer
 
 State = dict[str, Tensor]
 
@@ -69,16 +71,15 @@ class Client:
         self.theta = torch.zeros(size, dtype=network.master, device=network.device)
         self.statistics = torch.zeros(statistics, dtype=network.master, device=network.device)
         self.anchor = torch.zeros_like(self.theta) if proximal else self.theta
-        self.adam = self.new_adam(self.theta[: network.parameters.trained])
+        self.optimizer = self.new_optimizer(self.theta[: network.parameters.trained])
         self.state: State = {}
-        self.optimizers: dict[str, Adam] = {}
+        self.optimizers: dict[str, Optimizer] = {}  # further ones, of what a method trains beside θ
         self.key: tuple[int, ...] = ()  # seed, round, client: for random decisions of this round
         self._weights: Weights | None = None
 
-    def new_adam(self, like: Tensor) -> Adam:
-        """A fresh optimiser with the experiment's constants for a flat vector like this one."""
-        o = self.experiment.optimizer
-        return Adam(like, o.learning_rate, o.beta1, o.beta2, o.epsilon, self.network.compiled)
+    def new_optimizer(self, like: Tensor, options: OptimizerOptions | None = None) -> Optimizer:
+        """A fresh optimiser for a flat vector like this one, with the experiment's constants or others."""
+        return optimizers.make(options or self.experiment.optimizer, like, self.network.compiled)
 
     def receive(self, received: Mapping[str, Tensor], key: tuple[int, ...]) -> None:
         """Start a round from the server's model with a fresh optimiser.
@@ -87,7 +88,9 @@ class Client:
         """
         self.key = key
         self.statistics.copy_(received["statistics"])
-        self.adam.reset()
+        self.optimizer.reset()
+        for optimizer in (self.optimizer, *self.optimizers.values()):
+            optimizer.rate.fill_(optimizers.scheduled_rate(optimizer.options, key[1], self.experiment.rounds))
         if "theta" in received:
             self.start_from(received["theta"])
 
@@ -115,12 +118,12 @@ class Client:
         return self._weights
 
     def descend(self, loss: Tensor) -> None:
-        """One Adam step of θ on `loss`, plus the proximal term, in place."""
+        """One step of θ on `loss`, plus the proximal term, in place."""
         self.descend_along(self.network.gradient(loss, self.weights))
 
     def descend_along(self, gradient: Pieces) -> None:
-        """One Adam step of θ along a gradient, plus the proximal term, in place."""
-        self.adam.step(self.theta, self.pulled(gradient))
+        """One step of θ along a gradient, plus the proximal term, in place."""
+        self.optimizer.step(self.theta, self.pulled(gradient))
         self._weights = None
 
     def pulled(self, gradient: Pieces) -> Pieces:

@@ -66,14 +66,13 @@ class FedDure(Method):
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
-        self.eta = experiment.optimizer.learning_rate
         if self.options.f_reg_memory == "client" and self.owns_f_reg:
             self.memory = ("w",)
 
     # --- a client's round ----------------------------------------------------------------------------
     def allocate(self, client: Client) -> None:
         client.state["phi"] = torch.zeros_like(client.theta)
-        client.optimizers["phi"] = client.new_adam(client.theta[: client.network.parameters.trained])
+        client.optimizers["phi"] = client.new_optimizer(client.theta[: client.network.parameters.trained])
         allocate_f_reg(client)
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
@@ -113,16 +112,16 @@ class FedDure(Method):
         self, client: Client, flat: Tensor, before: Weights, z: Tensor, batch: Batch, pseudo: Tensor
     ) -> None:
         """One step of w, by what a virtual step of the network `flat` with it does to the labelled loss."""
-        network, w = client.network, client.state["w"]
+        network, w, eta = client.network, client.state["w"], client.optimizer.rate
         gradient = network.gradient(self.weighted_loss(client, w, z, pseudo), before, retain=True)
-        virtual = network.moved(flat, gradient, self.eta)  # (4)
+        virtual = network.moved(flat, gradient, eta)  # (4)
         ahead = mean(cross_entropy(network.probe(virtual, batch.labelled), batch.labels))
         with torch.no_grad():
             _, along = network.tangent(before, network.leaf_gradients(ahead, virtual), batch.strong)
         leaf = w.detach().requires_grad_()
         change = network.fuse(_change)(leaf, z.detach(), along, pseudo, *self._switches)
         (slope,) = torch.autograd.grad(change, leaf)
-        client.optimizers["w"].step(w, [(slice(None), -self.eta * slope)])  # (5)
+        client.optimizers["w"].step(w, [(slice(None), -eta * slope)])  # (5)
 
     def weighted_loss(self, client: Client, w: Tensor, z: Tensor, pseudo: Tensor) -> Tensor:
         """U: the loss on pseudo labels, weighed by F-reg."""
@@ -140,7 +139,7 @@ class FedDure(Method):
 def allocate_f_reg(client: Client) -> None:
     """Room for F-reg and its optimiser."""
     client.state["w"] = client.theta.new_zeros(regulator.size(client.classes))
-    client.optimizers["w"] = client.new_adam(client.state["w"])
+    client.optimizers["w"] = client.new_optimizer(client.state["w"])
 
 
 def start_f_reg(client: Client, received: Mapping[str, Tensor]) -> None:

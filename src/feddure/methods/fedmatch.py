@@ -30,6 +30,7 @@ from torch import Tensor
 
 from feddure import rng as draws
 from feddure.config import Experiment
+from feddure.config import Optimizer as OptimizerOptions
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
 from feddure.methods import base
@@ -95,9 +96,10 @@ class FedMatch(Method):
             client.state[name] = torch.zeros_like(client.theta)
         client.state["helpers"] = client.theta.new_zeros(self.options.helpers, len(client.theta))
         client.state["present"] = client.theta.new_zeros(())  # 1 in rounds with helpers
-        if self.options.optimizer == "common":
-            trained = client.theta[: client.network.parameters.trained]
-            client.optimizers |= {"sigma": client.adam, "psi": client.new_adam(trained)}
+        original = OptimizerOptions(name="sgd", learning_rate=self.options.learning_rate)
+        optimizer = original if self.options.optimizer == "original" else self.experiment.optimizer
+        trained = client.theta[: client.network.parameters.trained]
+        client.optimizers |= {name: client.new_optimizer(trained, optimizer) for name in ("sigma", "psi")}
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["sigma"].copy_(received["sigma"])
@@ -146,12 +148,7 @@ class FedMatch(Method):
 
     def descend(self, client: Client, name: str, gradient: Pieces) -> None:
         """One step of σ or ψ, in place; θ follows."""
-        part = client.state[name]
-        if self.options.optimizer == "common":
-            client.optimizers[name].step(part, gradient)
-        else:
-            for place, values in gradient:
-                part[place].sub_(values, alpha=self.options.learning_rate)
+        client.optimizers[name].step(client.state[name], gradient)
         torch.add(client.state["sigma"], client.state["psi"], out=client.theta)
 
     def upload(self, client: Client) -> State:

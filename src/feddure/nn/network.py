@@ -108,7 +108,7 @@ class Network:
         cast, precise = self.parameters.groups
         return Weights(self.parameters, flat[cast].to(self.compute), flat[precise], self._frozen(flat))
 
-    def moved(self, flat: Tensor, gradient: Pieces, rate: float) -> Weights:
+    def moved(self, flat: Tensor, gradient: Pieces, rate: Tensor) -> Weights:
         """The weights after one plain step of gradient descent: flat − rate · gradient."""
         parts = {"cast": flat[:0], "precise": flat[:0]}
         for (part, values), name in zip(gradient, self._group_names(), strict=True):
@@ -246,7 +246,7 @@ def _by_double_backward(function: Callable[[Named], Tensor], moving: Named, alon
     return (output, derivative) if again else (output.detach(), derivative.detach())
 
 
-def _descend(flat: Tensor, gradient: Tensor, rate: float) -> Tensor:
+def _descend(flat: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
     return (flat - rate * gradient).to(gradient.dtype)
 
 

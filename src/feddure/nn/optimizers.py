@@ -1,0 +1,148 @@
+"""Clients' optimisers on one flat vector, equal to `torch.optim.Adam` and `torch.optim.SGD`.
+
+Step counts and rates are tensors, so that a captured graph counts on and follows a schedule, and a reset is one fill.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from feddure.config import Optimizer as Options
+from feddure.nn.flat import Pieces
+
+
+class Optimizer:
+    """What all share: a rate on the device, the clipping of gradients, and one step for all pieces of a gradient."""
+
+    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+        self.options = options
+        self.rate = torch.full((), options.learning_rate, dtype=like.dtype, device=like.device)
+        self.count = torch.zeros_like(self.rate)
+        self._compiled = compiled
+
+    def reset(self) -> None:
+        """Forget everything but the rate, in place."""
+        self.count.zero_()
+
+    def step(self, parameters: Tensor, gradient: Pieces) -> None:
+        """One step of `parameters`, in place."""
+        with torch.no_grad():
+            self.count.add_(1)
+            for place, values in self._clipped(gradient):
+                self._update(parameters, place, values)
+
+    def _update(self, parameters: Tensor, place: slice, gradient: Tensor) -> None:
+        raise NotImplementedError
+
+    def _clipped(self, gradient: Pieces) -> Pieces:
+        """The gradient, shortened to `clip_norm` where it is longer (`torch.nn.utils.clip_grad_norm_`)."""
+        limit = self.options.clip_norm
+        if limit is None:
+            return gradient
+        norms = [torch.linalg.vector_norm(values.to(self.rate.dtype)) for _, values in gradient]
+        factor = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
+        return [(place, values.to(self.rate.dtype) * factor) for place, values in gradient]
+
+    def _program(self, function: Callable[..., None]) -> Callable[..., None]:
+        return _compile(function) if self._compiled else function
+
+
+class Adam(Optimizer):
+    """Kingma & Ba, 2015; weight decay as an L2 penalty."""
+
+    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+        super().__init__(like, options, compiled)
+        self.mean = torch.zeros_like(like)
+        self.square = torch.zeros_like(like)
+
+    def reset(self) -> None:
+        super().reset()
+        self.mean.zero_()
+        self.square.zero_()
+
+    def _update(self, parameters: Tensor, place: slice, gradient: Tensor) -> None:
+        o = self.options
+        moments = self.mean[place], self.square[place]
+        constants = (o.beta1, o.beta2, o.epsilon, o.weight_decay)
+        self._program(_adam)(parameters[place], gradient, *moments, self.count, self.rate, *constants)
+
+
+class SGD(Optimizer):
+    """Gradient descent with (Nesterov) momentum and weight decay, as PyTorch writes it."""
+
+    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+        super().__init__(like, options, compiled)
+        self.velocity = torch.zeros_like(like) if options.momentum else like.new_zeros(0)
+
+    def reset(self) -> None:
+        super().reset()
+        self.velocity.zero_()
+
+    def _update(self, parameters: Tensor, place: slice, gradient: Tensor) -> None:
+        o = self.options
+        velocity = self.velocity[place] if o.momentum else self.velocity
+        self._program(_sgd)(parameters[place], gradient, velocity, self.rate, o.momentum, o.nesterov, o.weight_decay)
+
+
+def make(options: Options, like: Tensor, compiled: bool = False) -> Optimizer:
+    """A fresh optimiser for a flat vector like this one."""
+    return (Adam if options.name == "adam" else SGD)(like, options, compiled)
+
+
+def scheduled_rate(options: Options, round_number: int, rounds: int) -> float:
+    """The learning rate of a round, counted from 1: a linear warm-up, then constant or a cosine down to 0."""
+    rate = options.learning_rate
+    if round_number <= options.warm_up:
+        return rate * round_number / (options.warm_up + 1)
+    if options.schedule == "constant":
+        return rate
+    done = (round_number - 1 - options.warm_up) / max(1, rounds - options.warm_up)
+    return rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def _adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> None:
+    gradient = gradient.to(parameters.dtype)
+    if decay:
+        gradient = gradient + decay * parameters
+    mean.copy_(beta1 * mean + (1 - beta1) * gradient)
+    square.copy_(beta2 * square + (1 - beta2) * gradient * gradient)
+    bias1 = 1 - beta1**count
+    bias2 = 1 - beta2**count
+    parameters.sub_(rate / bias1 * mean / ((square / bias2).sqrt() + epsilon))
+
+
+def _sgd(
+    parameters: Tensor,
+    gradient: Tensor,
+    velocity: Tensor,
+    rate: Tensor,
+    momentum: float,
+    nesterov: bool,
+    decay: float,
+) -> None:
+    gradient = gradient.to(parameters.dtype)
+    if decay:
+        gradient = gradient + decay * parameters
+    if momentum:
+        velocity.copy_(momentum * velocity + gradient)  # PyTorch's first step takes the gradient itself: the same
+        gradient = gradient + momentum * velocity if nesterov else velocity
+    parameters.sub_(rate * gradient)
+
+
+@cache
+def _compile(function: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(function, dynamic=False)
