@@ -56,9 +56,10 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
             weak=images(wanted if needs.weak else 0),
             strong=images(wanted if needs.strong else 0),
             truth=classes(wanted),
+            index=classes(wanted),
         )
         received = {"theta": theta, "statistics": statistics_}
-        tasks.append(Task(program, client, steps, batch, received, (0, 1, client)))
+        tasks.append(Task(program, client, steps, batch, received, (0, 1, client), [1] * len(dataset.classes)))
     return tasks
 
 

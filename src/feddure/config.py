@@ -74,7 +74,7 @@ class Server(_Section):
         None,
         gt=0,
         lt=1,
-        description="Decay per round of an averaged global model, evaluated beside it; at 0.9 it needs some 30 rounds.",
+        description="Decay δ per round of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
     )
 
 

@@ -29,7 +29,9 @@ def images_of(labels: Tensor, noise: float, seed: int) -> Tensor:
 def batch_of(labels: Tensor, classes: Tensor, seed: int) -> Batch:
     """A batch (or, with one more dimension, a round's batches) of these labelled and unlabelled classes."""
     weak, strong = images_of(classes, 0.5, seed + 1), images_of(classes, 0.5, seed + 2)
-    return Batch(images_of(labels, 1.0, seed), labels, plain=weak, weak=weak, strong=strong, truth=classes)
+    return Batch(
+        images_of(labels, 1.0, seed), labels, plain=weak, weak=weak, strong=strong, truth=classes, index=classes
+    )
 
 
 def warmed_up(federation: Federation, task: Task, exchange: list[int] | None = None) -> dict[str, Tensor]:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from feddure.nn.adam import Adam
 
 from feddure import nn as networks
+from feddure.config import Optimizer
+from feddure.nn import optimizers
 from feddure.nn.network import Network
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +64,7 @@ def test_every_way_to_run_a_network(name, norm, compiled):
 def test_compiled_adam_equals_torchs():
     ours = torch.linspace(-1, 1, 5000, device="cuda")
     theirs = torch.nn.Parameter(ours.clone())
-    adam = Adam(ours, 5e-4, 0.9, 0.999, 1e-8, compiled=True)
+    adam = optimizers.make(Optimizer(), ours, compiled=True)
     reference = torch.optim.Adam([theirs], lr=5e-4)
     generator = torch.Generator(device="cuda").manual_seed(3)
     for _ in range(50):

@@ -114,6 +114,23 @@ class FedDure(Regulated):
         return self.reward(before, self.labelled_loss(self.phi, parameters, x, y))
 
 
+class TaughtFedDure(FedDure):
+    """Pseudo labels of a frozen teacher: soft in θ's losses, its classes for the regulators."""
+
+    teacher: nn.Module
+
+    def step(self, x: Tensor, y: Tensor, weak: Tensor, strong: Tensor) -> Named:
+        on_x, on_strong = self.predict(x, strong)
+        with torch.no_grad():
+            q = self.teacher.eval()(weak).softmax(1)
+        self.train_f_reg(self.f_reg, self.f_reg_adam, self.phi, x, y, strong, q.argmax(1))
+        d = self.train_c_reg(x, y, strong, q.argmax(1))
+        m = self.sample_weights(on_strong)
+        ce = -(q * on_strong.log_softmax(1)).sum(1)
+        self.descend(cross_entropy(y, on_x).mean() + (m * ce).mean() + d * ce.mean())
+        return {"d": d, "m": m}
+
+
 class FReg(Regulated):
     """F-reg alone: no φ and no g_d; the virtual step is taken from θ itself."""
 

@@ -7,7 +7,7 @@ labelled (or unlabelled) images gets batches of size zero there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -47,17 +47,26 @@ class Batch:
     weak: Tensor  # T_w(u)
     strong: Tensor  # T_s(u)
     truth: Tensor  # the unlabelled images' classes: for diagnostics, never for learning
+    index: Tensor  # which image of the data set each unlabelled row is
+    made: dict[str, Tensor] = field(default_factory=dict)  # what the method's `before_steps` made, by name
 
     def step(self, index: int) -> "Batch":
-        return Batch(*(tensor[index] for tensor in self.tensors()))
+        return self.map(lambda tensor: tensor[index])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same with every tensor changed."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "made"}
+        made = {name: change(tensor) for name, tensor in self.made.items()}
+        return Batch(**{name: change(tensor) for name, tensor in values.items()}, made=made)
 
     def tensors(self) -> list[Tensor]:
-        return [getattr(self, field.name) for field in fields(self)]
+        values = [getattr(self, entry.name) for entry in fields(self) if entry.name != "made"]
+        return [*values, *self.made.values()]
 
     def for_method(self, method: str, needs: Needs) -> "Batch":
         """The same for a method with these needs: to ask for another view is an error, not a view of no images."""
         kind = _kind_for(method, needs)
-        return kind(*(getattr(self, field.name) for field in fields(kind)))
+        return kind(*(getattr(self, entry.name) for entry in fields(kind)))
 
 
 @cache
@@ -66,14 +75,14 @@ def _kind_for(method: str, needs: Needs) -> Any:
 
     def missing(batch: Any, name: str) -> NoReturn:
         if name not in VIEWS:
-            raise AttributeError(f"a batch has no '{name}'; it has {', '.join(field.name for field in fields(Batch))}")
+            raise AttributeError(f"a batch has no '{name}'; it has {', '.join(entry.name for entry in fields(Batch))}")
         wanted = ", ".join(f"{view}=True" for view in VIEWS if view == name or getattr(needs, view))
         raise ConfigError(
             f"method '{method}' uses batch.{name}, which is not among its needs: "
             f"add needs = feddure.Needs({wanted}) to its class"
         )
 
-    given = [(field.name, Tensor) for field in fields(Batch) if field.name not in VIEWS or getattr(needs, field.name)]
+    given = [(entry.name, Any) for entry in fields(Batch) if entry.name not in VIEWS or getattr(needs, entry.name)]
     return make_dataclass("Batch", given, frozen=True, namespace={"__getattr__": missing})
 
 
@@ -96,6 +105,10 @@ class BatchPlan:
         if self.needs.every_label:
             return np.concatenate([self.labelled, self.unlabelled]), none
         return self.labelled, self.unlabelled if self.needs.unlabelled else none
+
+    def class_counts(self, dataset: Dataset) -> list[int]:
+        """How many labelled images of each class the client learns from."""
+        return np.bincount(dataset.labels[self.pools()[0]], minlength=len(dataset.classes)).tolist()
 
 
 def cycle(pool: np.ndarray, length: int, *key: rng.Key) -> np.ndarray:
@@ -185,6 +198,7 @@ class DeviceImages:
             weak=view("weak", "weak"),
             strong=view("strong", "strong"),
             truth=truth.view(plan.steps, -1),
+            index=self._upload(unlabelled).view(plan.steps, -1),
         )
 
     def _classes(self, indices: list[np.ndarray]) -> list[Tensor]:

@@ -8,13 +8,15 @@ from feddure.methods.base import Client, Method, Options, OptionsClass
 from feddure.methods.fedavg import FedAvg, FedAvgMatched, FedAvgSL, FedProxSL
 from feddure.methods.feddure import FedDure
 from feddure.methods.fedmatch import FedMatch
+from feddure.methods.fedtutor import FedTutor
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
+from feddure.methods.sage import SAGE
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
 from feddure.methods.validation import check_method
 
 _BUILT_IN: tuple[type[Method], ...] = (
     *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
-    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure),
+    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure, FedTutor, SAGE),
     *(BaselineMAML, FReg, AvgFReg, CReg, AvgCReg),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}

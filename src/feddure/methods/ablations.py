@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from feddure.config import Experiment
 from feddure.data.batches import Batch
+from feddure.errors import ConfigError
 from feddure.methods.base import Client, OptionsClass, State, cross_entropy, mean, record
 from feddure.methods.feddure import FedDure, allocate_f_reg, labelled_loss, start_f_reg
 from feddure.methods.fixmatch import FedAvgFixMatch, confident
@@ -33,11 +35,11 @@ class FReg(FedDure):
         start_f_reg(client, received)
 
     def step(self, client: Client, batch: Batch) -> State:
-        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
-        pseudo = weak.detach().argmax(1)  # (1)
+        labelled, weak, strong = self.views(client, batch)
+        pseudo = weak.argmax(1)  # (1)
         self.learn(client, batch, pseudo)
         m = regulator.weigh(self.judge(client), self.reads(strong.detach()))  # (6)
-        losses = cross_entropy(strong, pseudo)
+        losses = self.losses(strong, weak, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
         client.descend(supervised + mean(m * losses))
         return record(supervised, losses, m, pseudo)
@@ -103,10 +105,10 @@ class CReg(FedDure):
         client.optimizers["phi"].reset()
 
     def step(self, client: Client, batch: Batch) -> State:
-        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
+        labelled, weak, strong = self.views(client, batch)
         pseudo, mask = confident(weak, self.options.threshold)
         d = self.regulate_by(mask, client, batch, pseudo) if len(batch.strong) else client.theta.new_zeros(())
-        losses = cross_entropy(strong, pseudo)
+        losses = self.losses(strong, weak, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
         filtered = self.options.reward_on == "confident"
         client.descend(supervised + mean(mask * losses) + d * mean(mask * losses if filtered else losses))
@@ -185,6 +187,11 @@ class BaselineMAML(FedAvgFixMatch):
     name = "baseline+maml"
     title = "Baseline+MAML"
     passes = 2.6
+
+    def __init__(self, experiment: Experiment):
+        super().__init__(experiment)
+        if self.options.pseudo != "local" or self.options.targets != "hard":
+            raise ConfigError("method 'baseline+maml' knows only fixmatch.pseudo=local and fixmatch.targets=hard")
 
     @classmethod
     def sections(cls) -> dict[str, OptionsClass]:

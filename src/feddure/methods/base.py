@@ -73,6 +73,8 @@ class Client:
         self.anchor = torch.zeros_like(self.theta) if proximal else self.theta
         self.optimizer = self.new_optimizer(self.theta[: network.parameters.trained])
         self.state: State = {}
+        self.class_counts = self.theta.new_zeros(classes)  # of its labelled images
+        self.received: Mapping[str, Tensor] = {}
         self.optimizers: dict[str, Optimizer] = {}  # further ones, of what a method trains beside θ
         self.key: tuple[int, ...] = ()  # seed, round, client: for random decisions of this round
         self._weights: Weights | None = None
@@ -86,7 +88,7 @@ class Client:
 
         A method that sends its model in parts puts it together in `start_round` and calls `start_from` there.
         """
-        self.key = key
+        self.key, self.received = key, received
         self.statistics.copy_(received["statistics"])
         self.optimizer.reset()
         for optimizer in (self.optimizer, *self.optimizers.values()):
@@ -105,6 +107,17 @@ class Client:
         self._weights = self.network.weights(self.theta)
         logits = self.network.forward(self.weights, self.statistics, torch.cat(images))
         return logits.split([len(group) for group in images])
+
+    def frozen(self, name: str, images: Tensor) -> Tensor:
+        """Logits of a model that the server sent for this round (`NAME.theta`, `NAME.statistics`; else the global one).
+
+        Evaluation mode, no gradient; images may have any number of leading dimensions. For `before_steps`: what is
+        frozen is computed once a round, in large batches.
+        """
+        prefix = f"{name}." if f"{name}.theta" in self.received else ""
+        theta, statistics = self.received[f"{prefix}theta"], self.received[f"{prefix}statistics"]
+        logits = self.network.evaluate_many(theta, statistics, images.flatten(0, -4))
+        return logits.unflatten(0, images.shape[:-3])
 
     @property
     def weights(self) -> Weights:
@@ -146,6 +159,7 @@ class Method:
     memory: tuple[str, ...] = ()  # names in `client.state` that a client keeps between its rounds
     passes = 1.0  # what a step costs, relative to one forward and backward pass of its images
     relays_uploads = False  # whether the server hands what one client sent to other clients
+    ema: float | None = None  # decay of the averaged model where `server.ema` is empty; none: no average
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
@@ -186,6 +200,10 @@ class Method:
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         """Fill `client.state` in place; θ, its statistics and its optimiser are in place already."""
 
+    def before_steps(self, client: Client, batches: Batch) -> State:
+        """Tensors for all steps of a round, [steps, ...] each: a step finds its own in `batch.made`."""
+        return {}
+
     def step(self, client: Client, batch: Batch) -> State:
         """One local step, in place; returns small tensors worth recording."""
         raise NotImplementedError("a method has a step of its own")
@@ -203,7 +221,11 @@ class Method:
         return {"theta": theta, "statistics": statistics}
 
     def broadcast(self, server: State, client: int, round_number: int) -> State:
-        """What the server sends to a client at the start of its round."""
+        """What the server sends to a client at the start of its round.
+
+        `server` is the server's state and, where it averages the global model, `averaged.theta` and
+        `averaged.statistics`.
+        """
         return {"theta": server["theta"], "statistics": server["statistics"]}
 
     def aggregate(

@@ -26,7 +26,8 @@ from torch import Tensor
 from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
 from feddure.methods import base
-from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
+from feddure.methods.base import Client, State, cross_entropy, mean, record
+from feddure.methods.teacher import Source, Taught, soft_cross_entropy
 from feddure.nn import regulator
 from feddure.nn.network import Weights
 
@@ -51,9 +52,12 @@ class Options(base.Options):
     reward_on: Literal["all", "confident"] = Field(
         "all", description="Unlabelled images that d acts on in c-reg and avg-c-reg: all, or those above the threshold."
     )
+    pseudo: Source = Field(
+        "local", description="Who makes pseudo labels; those of the global model or its average are soft for θ."
+    )
 
 
-class FedDure(Method):
+class FedDure(Taught):
     """Both regulators."""
 
     name = "feddure"
@@ -81,14 +85,20 @@ class FedDure(Method):
         start_f_reg(client, received)
 
     def step(self, client: Client, batch: Batch) -> State:
-        labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
-        pseudo = weak.detach().argmax(1)  # (1)
+        labelled, weak, strong = self.views(client, batch)
+        pseudo = weak.argmax(1)  # (1)
         d = self.regulate(client, batch, pseudo)
         m = regulator.weigh(client.state["w"], self.reads(strong.detach()))  # (6)
-        losses = cross_entropy(strong, pseudo)
+        losses = self.losses(strong, weak, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
         client.descend(supervised + mean(m * losses) + d * mean(losses))  # (7-10)
         return record(supervised, losses, m, pseudo, d)
+
+    def losses(self, strong: Tensor, weak: Tensor, pseudo: Tensor) -> Tensor:
+        """CE_i: with hard pseudo labels as published, with a teacher's soft ones."""
+        if self.source == "local":
+            return cross_entropy(strong, pseudo)
+        return soft_cross_entropy(strong, weak.softmax(1))
 
     def regulate(self, client: Client, batch: Batch, pseudo: Tensor) -> Tensor:
         """Update F-reg, then C-reg; returns the reward d."""

@@ -21,6 +21,9 @@ from feddure.nn import tangent
 from feddure.nn.flat import Layout, Pieces
 from feddure.nn.networks import NORMS
 
+PIECE = 512
+"""Images that `evaluate_many` passes at a time."""
+
 Named = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -161,6 +164,16 @@ class Network:
                 return self._evaluate(state, images)
 
         return logits
+
+    def evaluate_many(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
+        """`evaluate` for any number of images, in pieces of one size, so that one compiled program serves all."""
+        logits = self.evaluator(flat, statistics)
+        found = []
+        for piece in images.split(PIECE):
+            missing = PIECE - len(piece) if self.compiled else 0
+            padded = torch.cat([piece, piece.new_zeros(missing, *piece.shape[1:])]) if missing else piece
+            found.append(logits(padded.contiguous(memory_format=torch.channels_last))[: len(piece)])
+        return torch.cat(found) if found else self.evaluate(flat, statistics, images)
 
     def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
         """Running statistics as the plain mean over these batches' own."""

@@ -28,7 +28,7 @@ def write(server: Server, folder: Path) -> None:
     """Replace the folder's checkpoint by this server's state."""
     tensors = {f"server.{name}": tensor for name, tensor in server.state.items()}
     tensors |= {f"moments.{name}": tensor for name, tensor in server.moments.items()}
-    if server.experiment.server.ema is not None:
+    if server.decay is not None:
         tensors |= {f"averaged.{i}": tensor for i, tensor in enumerate(server.averaged)}
     for client, memory in server.memories.items():
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}

@@ -81,9 +81,10 @@ class Federation:
                 batch,
                 self.server.broadcast(assignment),
                 (assignment.seed, assignment.round, assignment.client),
+                plan.class_counts(self.dataset),
                 self.server.memories.get(assignment.client, {}),
             )
-            for assignment, batch in zip(assignments, batches, strict=True)
+            for assignment, plan, batch in zip(assignments, plans, batches, strict=True)
         ]
 
     def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:

@@ -8,9 +8,9 @@ anything else until the round is over. On a CPU the lanes take turns, which chan
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Task:
     batches: Batch
     received: Mapping[str, Tensor]
     key: tuple[int, ...]  # seed, round, client: what random decisions of this task depend on
+    class_counts: Sequence[int]  # of the client's labelled images
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -73,6 +74,7 @@ class Lane:
         program.method.allocate(self.client)
         check_memory(program.method, self.client, program.experiment.method)
         self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
+        self._captured = False
 
     def follow(self) -> None:
         """What the main stream was told so far comes first: the lane's own tensors, the task's images and model."""
@@ -81,22 +83,31 @@ class Lane:
 
     def begin(self, task: Task) -> None:
         """Take a task: receive the global model in place and reset the optimiser."""
-        self._task = task
         self._records: list[dict[str, Tensor]] = []
-        self._graph = self._capture(task.batches.step(0)) if self.program.captures else None
+        self._batches = self._receive(task)
+        self._graph = self._graph_of(self._batches) if self.program.captures else None
+        if self._captured:  # by steps that moved what was received
+            self._batches = self._receive(task)
+
+    def _receive(self, task: Task) -> Batch:
+        """Put a task's model and memory in place; returns its batches with what the method made for all steps."""
         with self._on_stream():
             self.client.receive(task.received, task.key)
+            self.client.class_counts.copy_(torch.tensor(task.class_counts, dtype=torch.float64))
             for value in self.client.state.values():  # nothing of the lane's last client, or of the capture, stays
                 value.zero_()
             for optimizer in self.client.optimizers.values():
                 optimizer.reset()
             for name, value in task.memory.items():
                 self.client.state[name].copy_(value)
-            self.program.method.start_round(self.client, _with_memory(task))
+            method = self.program.method
+            method.start_round(self.client, _with_memory(task))
+            given = task.batches.for_method(self.program.experiment.method, method.needs)
+            return replace(task.batches, made=self.program.attempt(lambda: method.before_steps(self.client, given)))
 
     def step(self, index: int) -> None:
         """The task's next local step."""
-        batch = self._task.batches.step(index)
+        batch = self._batches.step(index)
         with self._on_stream():
             if self._graph is not None:
                 self._records.append(self._graph.replay(batch))
@@ -110,21 +121,24 @@ class Lane:
             upload = {name: value.clone() for name, value in self.program.method.upload(self.client).items()}
             memory = {name: self.client.state[name].clone() for name in self.program.method.memory}
             records = {name: torch.stack([r[name] for r in self._records]) for name in self._records[0]}
-        del self._task, self._records
+        del self._batches, self._records
         return Result(upload, memory, records)
 
-    def prepare(self, batch: Batch) -> None:
-        """Capture what this shape of batch needs before any clock runs."""
+    def prepare(self, task: Task) -> None:
+        """Capture what a task's shape of batch needs before any clock runs."""
         if self.program.captures:
-            self._capture(batch)
+            self._graph_of(self._receive(task))
 
     def _on_stream(self):
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
-    def _capture(self, batch: Batch) -> "_StepGraph | None":
+    def _graph_of(self, batches: Batch) -> "_StepGraph | None":
+        batch = batches.step(0)
+        self._captured = False
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
             try:
+                self._captured = True
                 self._graphs[shapes] = _StepGraph(self, batch)
             except (torch.cuda.OutOfMemoryError, FeddureError):
                 raise
@@ -138,7 +152,7 @@ class _StepGraph:
     """One local step as a CUDA graph with static inputs."""
 
     def __init__(self, lane: Lane, batch: Batch):
-        self._inputs = Batch(*(tensor.clone(memory_format=torch.preserve_format) for tensor in batch.tensors()))
+        self._inputs = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         program, client = lane.program, lane.client
         assert lane.stream is not None
         lane.stream.wait_stream(torch.cuda.current_stream())
@@ -197,7 +211,7 @@ class Lanes:
         """Build the lanes and capture the graphs that these tasks will need."""
         for number, queue in enumerate(self._deal(tasks)):
             for index in queue:
-                self._lane(number, tasks[index].program).prepare(tasks[index].batches.step(0))
+                self._lane(number, tasks[index].program).prepare(tasks[index])
 
     def _work(
         self, number: int, queue: list[int], tasks: list[Task], results: list[Result | None], clock

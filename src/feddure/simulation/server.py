@@ -92,6 +92,7 @@ class Server:
         state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
         self.state = check_state(state, experiment.method, "start")
         self.moments: dict[str, Tensor] = {}
+        self.decay = experiment.server.ema if experiment.server.ema is not None else self.method.ema
         self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
         self.memories: dict[int, dict[str, Tensor]] = {}
         self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.image_counts)
@@ -122,7 +123,10 @@ class Server:
 
     def broadcast(self, assignment: Assignment) -> State:
         """What the server sends to a client at the start of its round."""
-        return self.method.broadcast(self.state, assignment.client, assignment.round)
+        averaged = dict(zip(("averaged.theta", "averaged.statistics"), self.averaged, strict=True))
+        return self.method.broadcast(
+            {**self.state, **averaged} if self.decay else self.state, assignment.client, assignment.round
+        )
 
     def finish_round(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
@@ -138,9 +142,9 @@ class Server:
                 guilty, found = {answer.client for answer in used}, (self.state, self.moments)
             problems |= dict.fromkeys(sorted(guilty), "the update makes the model not finite")
         self.state, self.moments = found
-        if self.experiment.server.ema is not None:
+        if self.decay is not None:
             model = self.method.global_model(self.state)
-            decay = self.experiment.server.ema
+            decay = corrected_decay(self.decay, self.round)
             self.averaged = [average(decay, a, c) for a, c in zip(self.averaged, model, strict=True)]
         record = {
             "round": self.round,
@@ -159,7 +163,7 @@ class Server:
     def test(self) -> dict:
         """The global model on the test set, and its average where there is one."""
         found = {"test": self._evaluate(*self.method.global_model(self.state))}
-        if self.experiment.server.ema is not None:
+        if self.decay is not None:
             found["test_ema"] = self._evaluate(*self.averaged)
         return found
 
@@ -257,6 +261,11 @@ def optimise(options: Options, before: Tensor, mean: Tensor, state: State) -> tu
     second = options.beta2 * state.get("square", torch.zeros_like(before)) + (1 - options.beta2) * change * change
     after = before + options.learning_rate * first / (second.sqrt() + options.epsilon)
     return after, {"momentum": first, "square": second}
+
+
+def corrected_decay(decay: float, round_number: int) -> float:
+    """The decay of a round: smaller in early ones, so that the starting weights are soon forgotten."""
+    return min(decay, round_number / (round_number + 9))
 
 
 def average(decay: float, averaged: Tensor, current: Tensor) -> Tensor:

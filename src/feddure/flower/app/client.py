@@ -159,9 +159,9 @@ class Worker:
         (batches,) = self.engine.images(site.data.dataset).batches([plan], assignment.seed, assignment.round)
         key = (assignment.seed, assignment.round, assignment.client)
         program = self.engine.program(self.experiment, site.data.dataset)
-        return self.engine.run(
-            [LaneTask(program, assignment.client, assignment.steps, batches, received, key, memory)]
-        )[0]
+        counts = plan.class_counts(site.data.dataset)
+        lane_task = LaneTask(program, assignment.client, assignment.steps, batches, received, key, counts, memory)
+        return self.engine.run([lane_task])[0]
 
     def _recall(self, task: Task, memory: Memory) -> tuple[State, str | None]:
         if not self.method.memory or not task.remembered_round:
