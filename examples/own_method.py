@@ -8,6 +8,7 @@ Entropy minimisation (Grandvalet & Bengio, 2005): unlabelled images should be cl
 import argparse
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 import feddure
@@ -16,13 +17,16 @@ import feddure
 class EntropyMinimisation(feddure.Method):
     """Cross entropy on labelled images plus the predictions' entropy on unlabelled ones."""
 
+    class Options(feddure.Options):
+        weight: float = Field(0.3, ge=0, description="Weight of the entropy.")
+
     needs = feddure.Needs(weak=True)
 
     def step(self, client: feddure.Client, batch: feddure.Batch) -> dict[str, Tensor]:
         labelled, weak = client.model(batch.labelled, batch.weak)
         supervised = feddure.mean(feddure.cross_entropy(labelled, batch.labels))
         entropy = -(weak.softmax(1) * weak.log_softmax(1)).sum(1)
-        client.descend(supervised + self.experiment.options.get("weight", 0.3) * feddure.mean(entropy))
+        client.descend(supervised + self.options.weight * feddure.mean(entropy))
         return feddure.record(supervised, entropy, torch.ones_like(entropy), weak.argmax(1))
 
 

@@ -36,7 +36,8 @@ def key(experiment: Experiment, dataset: Dataset) -> str:
 
 def fields(experiment: Experiment) -> str:
     """All of an experiment that a step depends on, for images of a given shape."""
-    return json.dumps(experiment.model_dump(exclude=_NOT_IN_A_STEP), sort_keys=True, default=str)
+    scheduled = {"rounds"} if experiment.optimizer.schedule != "constant" else set()
+    return json.dumps(experiment.model_dump(exclude=_NOT_IN_A_STEP - scheduled), sort_keys=True, default=str)
 
 
 class Program:
