@@ -74,7 +74,7 @@ class Server(_Section):
         None,
         gt=0,
         lt=1,
-        description="Decay δ per round of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
+        description="Decay of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
     )
 
 
