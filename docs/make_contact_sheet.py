@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 import torch
 
-from feddure import rng as draws
+from feddure import rng
 from feddure.data import augment, sources
 from feddure.errors import FeddureError
 
@@ -44,7 +44,7 @@ def views(images: np.ndarray, count: int, kind: str) -> np.ndarray:
     many = torch.from_numpy(np.repeat(images, count, axis=0))
     side = images.shape[1]
     words = augment.WEAK_BITS if kind == "weak" else augment.STRONG_BITS
-    raw = draws.bits(len(many) * words, 0, "contact-sheet", kind).reshape(len(many), words)
+    raw = rng.bits(len(many) * words, 0, "contact-sheet", kind).reshape(len(many), words)
     if kind == "weak":
         result = augment.weak_uint8(many, augment.weak_decisions(raw, side))
     else:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddure import nn as networks
-from feddure import rng as draws
+from feddure import rng
 from feddure.config import Experiment, Optimizer
 from feddure.data.batches import Batch, BatchPlan, DeviceImages, Needs
 from feddure.data.dataset import Dataset
@@ -84,7 +84,7 @@ class Twin:
     def clients(self, number: int) -> list[int]:
         """The clients of a round."""
         wanted = min(self.experiment.clients_per_round, self.partition.clients)
-        return draws.sample(self.partition.clients, wanted, self.experiment.seed, "sample", number).tolist()
+        return rng.sample(self.partition.clients, wanted, self.experiment.seed, "sample", number).tolist()
 
     def play(self) -> None:
         """One round: every client starts from the global model, which becomes the mean of what they made."""

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddure import experiments
+from feddure import experiments, rng
 from feddure import nn as networks
-from feddure import rng as draws
 from feddure.config import Experiment
 from feddure.data.batches import Batch, BatchPlan, DeviceImages, Needs
 from feddure.data.dataset import Dataset
@@ -148,7 +147,7 @@ class Federation:
     def play(self) -> None:
         self.round += 1
         number = min(self.experiment.clients_per_round, self.partition.clients)
-        drawn = draws.sample(self.partition.clients, number, self.experiment.seed, "sample", self.round).tolist()
+        drawn = rng.sample(self.partition.clients, number, self.experiment.seed, "sample", self.round).tolist()
         self.helped = {client: self.helpers(client) for client in drawn}
         trained = {}
         self.records = []

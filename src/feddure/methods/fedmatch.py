@@ -28,7 +28,7 @@ from pydantic import Field
 from scipy.special import ndtri
 from torch import Tensor
 
-from feddure import rng as draws
+from feddure import rng
 from feddure.config import Experiment
 from feddure.config import Optimizer as OptimizerOptions
 from feddure.data.batches import Batch, Needs
@@ -222,7 +222,7 @@ class FedMatch(Method):
 def noise_image(shape: tuple[int, int, int]) -> np.ndarray:
     """A batch of one image of Gaussian noise, as bright and as strong as a normalised image is on average."""
     height, width, channels = shape
-    bits = draws.bits(height * width * channels, "noise-image") >> np.uint64(11)
+    bits = rng.bits(height * width * channels, "noise-image") >> np.uint64(11)
     return ndtri((bits + 0.5) / 2.0**53).reshape(1, channels, height, width)
 
 
