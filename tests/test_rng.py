@@ -9,7 +9,7 @@ from feddure import rng
 def test_golden_values():
     """Whoever changes these changes every result that was ever published with this package."""
     assert rng.bits(3, 0, "purpose", 1, 2).tolist() == GOLDEN_BITS
-    assert draws.permutation(8, 0, "purpose").tolist() == GOLDEN_PERMUTATION
+    assert rng.permutation(8, 0, "purpose").tolist() == GOLDEN_PERMUTATION
     assert rng.integers(100, 5, 7, "purpose").tolist() == GOLDEN_INTEGERS
 
 
@@ -32,13 +32,13 @@ def test_the_global_stream_is_neither_used_nor_moved():
     np.random.seed(3)
     expected = np.random.rand()
     np.random.seed(3)
-    rng.bits(5, 1), draws.permutation(5, 1), draws.legacy(1).rand()
+    rng.bits(5, 1), rng.permutation(5, 1), rng.legacy(1).rand()
     assert np.random.rand() == expected
 
 
 def test_permutations_hold_every_number_once():
     for size in (0, 1, 2, 57):
-        assert sorted(draws.permutation(size, size).tolist()) == list(range(size))
+        assert sorted(rng.permutation(size, size).tolist()) == list(range(size))
 
 
 def test_samples_are_different_numbers_and_every_order_is_as_likely():

@@ -136,10 +136,10 @@ class Client:
 
     def descend_along(self, gradient: Pieces) -> None:
         """One step of θ along a gradient, plus the proximal term, in place."""
-        self.optimizer.step(self.theta, self.pulled(gradient))
+        self.optimizer.step(self.theta, self.with_proximal(gradient))
         self._weights = None
 
-    def pulled(self, gradient: Pieces) -> Pieces:
+    def with_proximal(self, gradient: Pieces) -> Pieces:
         """A gradient plus that of the proximal term."""
         if not self.proximal:
             return gradient

@@ -117,7 +117,7 @@ class FedMatch(Method):
             (logits,) = client.model(batch.labelled)
             supervised = mean(cross_entropy(logits, batch.labels))
             gradient = client.network.gradient(self.options.lambda_s * supervised, client.weights)
-            self.descend(client, "sigma", client.pulled(gradient))
+            self.descend(client, "sigma", client.with_proximal(gradient))
         if len(batch.plain):
             losses, inter, mask, pseudo = self.learn_psi(client, batch)
         else:
@@ -136,7 +136,7 @@ class FedMatch(Method):
         inter, losses = network.fuse(_losses)(plain, strong, helpers, state["present"], mask, pseudo)
         agreement = _mean_of_confident(losses, mask)
         gradient = network.gradient(options.lambda_i * inter + options.lambda_a * agreement, client.weights)
-        self.descend(client, "psi", self.regularised(client, client.pulled(gradient)))
+        self.descend(client, "psi", self.regularised(client, client.with_proximal(gradient)))
         return losses, inter, mask, pseudo
 
     def regularised(self, client: Client, gradient: Pieces) -> Pieces:
