@@ -42,8 +42,6 @@ def test_a_row_of_a_batch_is_a_known_image(monkeypatch):
         assert memory["visits"].sum() == 3 * federation.server.unlabelled_batch
         seen = memory["visits"].nonzero().flatten().tolist()
         assert set(seen) <= set(federation.partition.unlabelled[client].tolist())
-            federation.partition.unlabelled[client].tolist()
-        )
 
 
 class Balanced(feddure.Method):

@@ -34,6 +34,7 @@ def write(server: Server, folder: Path) -> None:
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
     header = {
         "round": server.round,
+        "schema": experiments.SCHEMA,
         "experiment": experiments.fingerprint(server.experiment),
         "own_code": server.experiment.own_code(),
         "partition": server.data_identity,
@@ -61,6 +62,8 @@ def read(server: Server, folder: Path) -> bool:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
+    if "schema" not in header:
+        raise RunError(f"{path}: version 0.1 wrote this checkpoint and this version cannot go on from it; start anew")
     if header.get("experiment") != experiments.fingerprint(server.experiment):
         raise RunError(
             f"{path}: the checkpoint belongs to another configuration; resume with its own, or use another folder"
