@@ -10,12 +10,13 @@ from feddure.methods.feddure import FedDure
 from feddure.methods.fedmatch import FedMatch
 from feddure.methods.fedtutor import FedTutor
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
+from feddure.methods.local import Local
 from feddure.methods.sage import SAGE
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
 from feddure.methods.validation import check_method
 
 _BUILT_IN: tuple[type[Method], ...] = (
-    *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
+    *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL, Local),
     *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure, FedTutor, SAGE),
     *(BaselineMAML, FReg, AvgFReg, CReg, AvgCReg),
 )

@@ -158,6 +158,7 @@ class Method:
     proximal = 0.0
     memory: tuple[str, ...] = ()  # names in `client.state` that a client keeps between its rounds
     passes = 1.0  # what a step costs, relative to one forward and backward pass of its images
+    exchanges = True  # whether clients and server send each other anything
     relays_uploads = False  # whether the server hands what one client sent to other clients
     ema: float | None = None  # decay of the averaged model where `server.ema` is empty; none: no average
 
@@ -242,6 +243,10 @@ class Method:
     def global_model(self, server: State) -> tuple[Tensor, Tensor]:
         """Parameters and statistics of the model that is evaluated and exported."""
         return server["theta"], server["statistics"]
+
+    def client_models(self, memories: Mapping[int, State]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Models of single clients that are tested in place of the global one, by what clients remember."""
+        return {}
 
     def sparse_bytes(self, server: State, client: int, received: Mapping[str, Tensor], upload: State) -> dict[str, int]:
         """Bytes `down` to a client and `up` from it, where a method could send less than all values."""

@@ -161,7 +161,10 @@ class Server:
         return self.round % self.experiment.evaluate_every == 0 or self.round == self.experiment.rounds
 
     def test(self) -> dict:
-        """The global model on the test set, and its average where there is one."""
+        """The global model on the test set, and its average where there is one; or the clients' models, their mean."""
+        alone = self.method.client_models(self.memories)
+        if alone:
+            return {"test": mean_evaluation({client: self._evaluate(*model) for client, model in alone.items()})}
         found = {"test": self._evaluate(*self.method.global_model(self.state))}
         if self.decay is not None:
             found["test_ema"] = self._evaluate(*self.averaged)
@@ -206,7 +209,7 @@ class Server:
     def _communication(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
         found = {"down": 0, "up": 0}
-        for answer in answers:
+        for answer in answers if self.method.exchanges else ():
             bytes_of = {"down": _bytes(answer.received), "up": _bytes(answer.upload)}
             if not answer.problem:
                 sparse = self.method.sparse_bytes(self.state, answer.client, answer.received, answer.upload)
@@ -261,6 +264,17 @@ def optimise(options: Options, before: Tensor, mean: Tensor, state: State) -> tu
     second = options.beta2 * state.get("square", torch.zeros_like(before)) + (1 - options.beta2) * change * change
     after = before + options.learning_rate * first / (second.sqrt() + options.epsilon)
     return after, {"momentum": first, "square": second}
+
+
+def mean_evaluation(found: Mapping[int, dict]) -> dict:
+    """Evaluations of several clients' models as one: means, and the sum of their confusions."""
+    every = list(found.values())
+    means = {name: float(np.mean([one[name] for one in every])) for name in ("accuracy", "loss")}
+    return means | {
+        "per_class": np.mean([one["per_class"] for one in every], axis=0).tolist(),
+        "confusion": np.sum([one["confusion"] for one in every], axis=0).tolist(),
+        "by_client": {str(client): one["accuracy"] for client, one in sorted(found.items())},
+    }
 
 
 def corrected_decay(decay: float, round_number: int) -> float:
