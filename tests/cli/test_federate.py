@@ -16,9 +16,10 @@ from feddure.flower.deploy import demo, layout, server, status
 from feddure.flower.deploy import run as runs
 from feddure.flower.deploy import site as sites
 from feddure.flower.deploy.check import CheckResult, Finding
+from feddure.flower.deploy.control import SiteStatus
 from feddure.flower.deploy.layout import ServerFolder
 from feddure.flower.deploy.processes import Terminated
-from feddure.flower.deploy.status import RunStatus, SiteStatus, Status
+from feddure.flower.deploy.status import RunStatus, Status
 
 COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "demo")
 
@@ -104,7 +105,7 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     assert (place, resume) == (tmp_path / "trees" / "runs" / "fedavg", False)
     found = run_config.read(options)
     assert (found.experiment.method, found.experiment.rounds, found.experiment.model) == ("fedavg", 3, "cnn")
-    assert (found.experiment.options, found.clipping_norm) == ({"a": 1}, 1.5)
+    assert (found.experiment.options, found.protection.clipping_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
 
 

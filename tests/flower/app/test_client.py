@@ -201,10 +201,9 @@ def test_a_site_reads_a_line_for_each_round(root, federation, capsys):
     reply = train(federated.grid(root), 11, federation, evaluate=True, left_out="round 0: no answer in time")
     warning, line = [text for text in capsys.readouterr().out.splitlines() if text.startswith("feddure: ")]
     assert warning == "feddure: warning: the server did not use this site's answer of round 0: no answer in time"
-    told, sent = answer(reply), messages.array_bytes(reply.content)
+    told = answer(reply)
     assert line.startswith(f"feddure: round 1/{federation.experiment.rounds}: loss {told['train.loss']:.3f}, received")
     assert f"{100 * told['test.accuracy']:.1f} % on 24 own test images" in line
-    assert f"{sent / 1e3:.1f} kB to send" in line or f"{sent / 1e6:.1f} MB to send" in line
 
 
 def test_a_reason_of_the_server_is_one_short_line(root, capsys):

@@ -1,6 +1,7 @@
 """Certificates and keys as a stranger's software would judge them."""
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -10,7 +11,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.certificates import CertificateError, Validity
+from feddure.flower.deploy.certificates import CertificateError
 
 AUTHORITY = certificates.make_authority("trees")
 
@@ -39,12 +40,16 @@ def test_a_strict_verifier_follows_the_chain_for_the_right_name_only():
 
 
 def test_a_certificate_says_when_it_does_not_hold():
-    now = datetime.now(UTC)
-    validity = Validity(now, now + timedelta(days=10, hours=1))
-    assert validity.days_left(now) == 10
-    assert validity.problem("it", now + timedelta(days=1)) is None
-    assert "clock" in (validity.problem("it", now - timedelta(days=1)) or "")
-    assert "renew" in (validity.problem("it", now + timedelta(days=11)) or "")
+    def problem(begins, ends):
+        moments = (datetime.now(UTC) + timedelta(days=days) for days in (begins, ends))
+        return certificates.validity_problem(
+            SimpleNamespace(**dict(zip(("not_valid_before_utc", "not_valid_after_utc"), moments, strict=True))), "it"
+        )
+
+    assert certificates.days_left(server_certificate("a")) == certificates.SERVER_DAYS - 1
+    assert problem(-1, 9) == ""
+    assert "clock" in problem(1, 10)
+    assert "renew" in problem(-11, -1)
 
 
 @pytest.mark.parametrize("ssh", [True, False])
@@ -60,7 +65,7 @@ def test_private_keys_are_for_their_owner_alone(tmp_path, ssh):
 
 def test_a_public_key_survives_its_line(tmp_path):
     key, path = certificates.make_node_key(), tmp_path / "node.pub"
-    path.write_bytes(certificates.public_line(key, "north"))
+    path.write_bytes(certificates.public_line(key.public_key(), "north"))
     assert path.read_text().endswith(" north\n")
     assert certificates.read_public_key(path) == key.public_key()
     assert certificates.read_public_key(path) != (certificates.make_node_key().public_key())

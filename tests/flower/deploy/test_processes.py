@@ -84,9 +84,9 @@ def test_a_process_is_asked_to_end_only_once(tmp_path):
     assert (process.log_tail().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
 
 
-def test_processes_that_need_each_other_end_together():
-    staying = Process(SLEEP, os.environ)
-    ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
+def test_processes_that_need_each_other_end_together(tmp_path):
+    staying = Process(SLEEP, os.environ, tmp_path / "log")
+    ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ, tmp_path / "log")
     with ProcessGroup(staying, ending) as both:
         first = both.wait()
         assert first is ending
@@ -96,9 +96,9 @@ def test_processes_that_need_each_other_end_together():
     assert staying.ended
 
 
-def test_a_program_that_is_not_there_is_named():
+def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RunError, match=r"no-such-program: cannot be started.*feddure\[flower\]"):
-        Process(["no-such-program"], os.environ)
+        Process(["no-such-program"], os.environ, tmp_path / "log")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -150,8 +150,8 @@ def test_ports_in_use_are_seen():
 
 # --- pidfile --------------------------------------------------------------------------------------
 @pytest.fixture
-def living():
-    with Process(SLEEP, os.environ) as process:
+def living(tmp_path):
+    with Process(SLEEP, os.environ, tmp_path / "log") as process:
         yield process
 
 
@@ -255,5 +255,6 @@ def test_a_process_that_does_not_get_ready_is_quoted(tmp_path):
         pytest.raises(RunError, match=r"it ended at once \(exit code 3\):\nport taken$"),
     ):
         wait_until(lambda: False, process, "it")
-    with Process(SLEEP, os.environ) as process, pytest.raises(RunError, match="not ready after 0 seconds"):
+    slow = Process(SLEEP, os.environ, tmp_path / "log")
+    with slow as process, pytest.raises(RunError, match="not ready after 0 seconds"):
         wait_until(lambda: False, process, "it", seconds=0.2)

@@ -6,17 +6,17 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Literal, TypeVar
+
+from cryptography import x509
 
 from feddure.errors import FeddureError
 from feddure.flower.app import description as descriptions
 from feddure.flower.app import site_data
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.certificates import Validity
 from feddure.flower.deploy.layout import Bundle, Connection, read_connection
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def _check_images(
         return
     found.labelled, found.unlabelled = loaded.counts(), len(loaded.unlabelled)
     found.tests = len(loaded.dataset.test_images)
-    found.unreadable = [(entry.file, entry.reason) for entry in loaded.unreadable]
+    found.unreadable = list(loaded.unreadable)
     labelled = sum(found.labelled.values())
     found.findings.append(Finding("ok", "images", f"{labelled:,} labelled, {found.unlabelled:,} unlabelled"))
     if found.unreadable:
@@ -113,15 +113,15 @@ def _check_keys(bundle: Bundle) -> Iterator[Finding]:
 
 def _check_authority(bundle: Bundle) -> Iterator[Finding]:
     try:
-        validity = certificates.validity(certificates.read_certificate(bundle.authority))
+        certificate = certificates.read_certificate(bundle.authority)
     except FeddureError as problem:
         yield Finding("problem", "authority", str(problem))
         return
-    problem_text = validity.problem(str(bundle.authority))
-    if problem_text is not None:
-        yield Finding("problem", "authority", problem_text)
+    invalid = certificates.validity_problem(certificate, str(bundle.authority))
+    if invalid:
+        yield Finding("problem", "authority", invalid)
     else:
-        yield _ending(validity, "authority", f"{bundle.authority.name} is valid")
+        yield _ending(certificate, "authority", f"{bundle.authority.name} is valid")
 
 
 def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Finding]:
@@ -141,10 +141,10 @@ def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Findin
             yield Finding("problem", "clock", wrong_clock)
 
 
-def _ending(validity: Validity, what: str, text: str) -> Finding:
-    left = validity.days_left()
+def _ending(certificate: x509.Certificate, what: str, text: str) -> Finding:
+    left = certificates.days_left(certificate)
     level: Level = "note" if left <= certificates.WARN_DAYS else "ok"
-    return Finding(level, what, f"{text} until {validity.ends:%Y-%m-%d} ({left:,} days)")
+    return Finding(level, what, f"{text} until {certificate.not_valid_after_utc:%Y-%m-%d} ({left:,} days)")
 
 
 def _attempt(found: CheckResult, what: str, attempt: Callable[[], T]) -> T | None:
@@ -163,7 +163,7 @@ class Reachability:
 
     outcome: str
     text: str
-    certificate: Validity | None = None
+    certificate: x509.Certificate | None = None
 
 
 def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> Reachability:
@@ -175,10 +175,9 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
                 return Reachability("ok", f"{where} answers; nothing is encrypted")
             context = ssl.create_default_context(cafile=authority)
             with context.wrap_socket(plain, server_hostname=connection.host) as encrypted:
-                certificate = _validity(encrypted)
-                return Reachability(
-                    "ok", f"{where} answers, {encrypted.version()}, its certificate is right", certificate
-                )
+                certificate = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
+                text = f"{where} answers, {encrypted.version()}, its certificate is right"
+                return Reachability("ok", text, certificate)
     except ssl.SSLCertVerificationError as problem:
         return Reachability("untrusted", f"{where}: {_why_untrusted(problem, connection.host)}")
     except ssl.SSLError as problem:
@@ -220,15 +219,6 @@ def clock_problem(connection: Connection, authority: Path, timeout: float = _TIM
         f"this machine's clock is {abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} the server's, and "
         f"signatures with a wrong time are refused: set the clocks (NTP) of both"
     )
-
-
-def _validity(encrypted: ssl.SSLSocket) -> Validity | None:
-    found = encrypted.getpeercert() or {}
-    begins, ends = found.get("notBefore"), found.get("notAfter")
-    if not isinstance(begins, str) or not isinstance(ends, str):
-        return None
-    moments = (datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC) for text in (begins, ends))
-    return Validity(*moments)
 
 
 def _why_untrusted(problem: ssl.SSLCertVerificationError, host: str) -> str:
