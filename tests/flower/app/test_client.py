@@ -270,18 +270,17 @@ def test_only_what_the_server_may_go_back_to_is_kept(remembering):
     assert [value(memory, number) for number in range(1, 5)] == [1, None, 3, 4]
 
 
-def test_a_damaged_file_counts_as_lost(tmp_path):
-    DiskMemory(tmp_path, "one").keep(1, {"w": torch.ones(1)}, ())
-    (file,) = (tmp_path / "memory" / "one").iterdir()
-    file.write_bytes(file.read_bytes()[:20])
-    assert DiskMemory(tmp_path, "one").recall(1) is None
-
-
 def test_nobody_else_can_read_a_memory(tmp_path):
     state = tmp_path / "state"
     DiskMemory(state, "one").keep(1, {"w": torch.ones(1)}, ())
     modes = {path.name: path.stat().st_mode & 0o777 for path in (state, *state.rglob("*"))}
     assert modes == {"state": 0o700, "memory": 0o700, "one": 0o700, "round-1.safetensors": 0o600}
+
+
+def test_a_damaged_memory_counts_as_lost(tmp_path):
+    DiskMemory(tmp_path, "one").keep(1, {"w": torch.ones(1)}, ())
+    (tmp_path / "memory" / "one" / "round-1.safetensors").write_bytes(b"torn")
+    assert DiskMemory(tmp_path, "one").recall(1) is None
 
 
 @pytest.mark.parametrize("name", ["../other", "", "a/b", "..", "a.b"])
