@@ -112,7 +112,7 @@ def test_a_refused_node_hears_the_servers_reason_once(root, capsys):
     assert found.refused == {12: reason}
     assert refusals_heard(nodes, 12) == [None, reason]
     assert refusals_heard(nodes, 11) == [None]
-    assert f"feddure: problem: the server refuses this site: {reason}." in capsys.readouterr().out
+    assert f"feddure: problem: the server refuses this site: {reason};" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,14 @@ def check(
             found.findings.append(Finding("ok", "federation", text))
         _check_images(found, images, description, cache)
     connection = _attempt(found, "connection", lambda: read_connection(bundle))
-    if connection is not None and connection.secure:
-        found.findings += _check_keys(bundle)
-        found.findings += _check_authority(bundle)
-    elif connection is not None:
+    if connection is None:
+        return found
+    if connection.secure:
+        _attempt(found, "key", lambda: found.findings.append(_check_keys(bundle)))
+        _attempt(found, "authority", lambda: found.findings.append(_check_authority(bundle)))
+    else:
         found.findings.append(Finding("note", "keys", "made with --insecure: no encryption, and anybody can join"))
-    if connection is not None and connect:
+    if connect:
         found.findings += _check_connection(bundle, connection)
     return found
 
@@ -95,41 +97,26 @@ def _check_images(
         found.findings.append(Finding("note", "images", "no unlabelled image: only labels are learned from here"))
 
 
-def _check_keys(bundle: Bundle) -> Iterator[Finding]:
-    try:
-        private = certificates.read_private_key(bundle.key)
-        if private.public_key() != certificates.read_public_key(bundle.public_key):
-            text = f"{bundle.key} does not belong to {bundle.public_key}, the key that the server knows"
-            yield Finding("problem", "key", text)
-            return
-    except FeddureError as problem:
-        yield Finding("problem", "key", str(problem))
-        return
-    if is_private(bundle.key):
-        yield Finding("ok", "key", f"{bundle.key.name} fits {bundle.public_key.name}, and only its owner can read it")
-    else:
-        yield Finding("problem", "key", f"{bundle.key}: others can read this private key: chmod 600 {bundle.key}")
+def _check_keys(bundle: Bundle) -> Finding:
+    private = certificates.read_private_key(bundle.key)
+    if private.public_key() != certificates.read_public_key(bundle.public_key):
+        text = f"{bundle.key} does not belong to {bundle.public_key}, the key that the server knows"
+        return Finding("problem", "key", text)
+    if not is_private(bundle.key):
+        return Finding("problem", "key", f"{bundle.key}: others can read this private key: chmod 600 {bundle.key}")
+    return Finding("ok", "key", f"{bundle.key.name} fits {bundle.public_key.name}, and only its owner can read it")
 
 
-def _check_authority(bundle: Bundle) -> Iterator[Finding]:
-    try:
-        certificate = certificates.read_certificate(bundle.authority)
-    except FeddureError as problem:
-        yield Finding("problem", "authority", str(problem))
-        return
+def _check_authority(bundle: Bundle) -> Finding:
+    certificate = certificates.read_certificate(bundle.authority)
     invalid = certificates.validity_problem(certificate, str(bundle.authority))
     if invalid:
-        yield Finding("problem", "authority", invalid)
-    else:
-        yield _ending(certificate, "authority", f"{bundle.authority.name} is valid")
+        return Finding("problem", "authority", invalid)
+    return _ending(certificate, "authority", f"{bundle.authority.name} is valid")
 
 
 def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Finding]:
-    try:
-        reached = reach(connection, bundle.authority)
-    except FeddureError as problem:
-        yield Finding("problem", "server", str(problem))
-        return
+    reached = reach(connection, bundle.authority)
     if reached.outcome != "ok":
         yield Finding("problem", "server", reached.text)
     elif reached.certificate is None:
