@@ -66,16 +66,6 @@ def test_an_answer_holds_means_and_nothing_of_a_single_image(root, federation):
     assert all(isinstance(value, str | int | float) for value in told.values())
 
 
-def test_a_site_says_who_it_is(root):
-    (root / "images" / "clients" / "south" / "unlabelled" / "broken.png").write_bytes(b"no image")
-    nodes = federated.grid(root)
-    (number,) = nodes.push_messages([Message(RecordDict({TASK: ConfigRecord({"experiment": ""})}), 12, messages.QUERY)])
-    told = answer(nodes.pull_messages([number])[0])
-    assert (told["site"], told["client"], told["clients"]) == ("south", 1, 3)
-    assert (told["labelled"], told["unlabelled"], told["unreadable"]) == (26, 29, 1)
-    assert told["fingerprint"] == federated.DESCRIPTION.fingerprint()
-
-
 @pytest.mark.parametrize("gone", ["labelled", "unlabelled"])
 @pytest.mark.parametrize("method", ["feddure", "fedmatch"])
 def test_a_site_without_one_kind_of_images_trains(root, gone, method):

@@ -412,20 +412,6 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
     assert reason.startswith(refused)
 
 
-def test_a_site_that_comes_later_takes_part_from_then_on(root):
-    nodes = federated.grid(root)
-    late = nodes.contexts.pop(13)
-
-    def come(message, reply):
-        if trains(message):
-            nodes.contexts[13] = late
-        return reply
-
-    nodes.changes[11] = come
-    federated.federate(root, nodes, settings=ALL, minimum_sites=2)
-    assert [sorted(record["clients"]) for record in written(root)] == [[0, 1], [0, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

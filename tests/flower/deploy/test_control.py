@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ def test_flower_reads_texts_back_as_they_were(text):
 def test_texts_that_flower_would_misread_are_refused(text):
     with pytest.raises(ConfigError, match="quotation marks"):
         control.toml_pairs({"one": text})
-
-
-def test_the_one_connection_is_the_loopback_address(own):
-    Control(own)
-    tree = tomllib.loads((own.flower_home / "config.toml").read_text())["superlink"]
-    assert tree["default"] == "federation"
-    assert tree["federation"] == {"address": "127.0.0.1:9093", "root-certificates": str(own.authority.resolve())}
 
 
 def test_flower_is_quiet_and_finds_its_programs():

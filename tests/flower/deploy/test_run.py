@@ -14,8 +14,7 @@ from feddure.errors import FeddureError, RunError
 from feddure.flower.app import CLIENT_APP, run_config
 from feddure.flower.deploy import run, status
 from feddure.flower.deploy.control import Control, RunState, SiteStatus
-from feddure.flower.deploy.layout import Settings, write_settings
-from feddure.flower.deploy.processes import Terminated, free_port
+from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.run import RunEntry
 
 
@@ -77,14 +76,6 @@ def interrupt():
 
 
 # --- what stands in a run's way ---------------------------------------------------------------------------
-def test_without_a_server_a_run_says_how_to_start_one(own):
-    write_settings(own, Settings("127.0.0.1", free_port(), True))
-    with pytest.raises(RunError, match=r"no server runs on this machine.*feddure federate server"):
-        run.run(own, {}, own.runs / "a", print)
-    found = status.read_status(own)
-    assert (found.running, found.sites, found.runs) == (False, [], [])
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -321,12 +321,6 @@ def test_lines_of_the_client_app_are_shown_whole_and_once_and_the_rest_is_not(fi
     assert filtered.log(superexec="ss 2.5\n" + line) == ["round 1/3: loss 2.5", "problem: refused"]
 
 
-def test_a_failed_activation_is_noticed(filtered):
-    text = error("Exit Code: 305\nFailed to initialize.\n[code: 9] Failed to activate SuperNode.")
-    assert filtered.log(text) == []  # its meaning follows with the end
-    assert filtered.filter.activation_failed
-
-
 @pytest.mark.parametrize("text", ["Failed to receive message abc: full", "Failed to send message abc: full", "full"])
 def test_errors_are_shown(filtered, text):
     (shown,) = filtered.log(error(text))
