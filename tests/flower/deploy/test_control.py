@@ -26,8 +26,9 @@ def test_texts_that_flower_would_misread_are_refused(text):
         control.toml_pairs({"one": text})
 
 
-def test_flower_is_quiet_and_finds_its_programs():
-    found = control.environment(Path("/home"), Path("/first"), base={"PATH": "/usr/bin", "no_proxy": "example.org"})
+def test_flower_is_quiet_and_finds_its_programs(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin", "no_proxy": "example.org"})
+    found = control.environment(Path("/home"), Path("/first"))
     assert found["FLWR_HOME"] == "/home"
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"

@@ -133,7 +133,7 @@ def main() -> None:
             raise
         return install(content, *arguments, **options)
 
-    run_clientapp.install_from_fab = install_checked
+    run_clientapp.install_from_fab = install_checked  # type: ignore[assignment]
     flwr_clientapp()
 
 

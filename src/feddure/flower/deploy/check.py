@@ -182,7 +182,7 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
         return Reachability("unreachable", f"{where} cannot be reached ({problem.strerror or problem})")
 
 
-def clock_problem(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> str:
+def clock_problem(connection: Connection, authority: Path) -> str:
     """How far this machine's clock is from the server's, where that is too far; nothing where nobody can say.
 
     Every answer of the server has its time, the refusal of an empty request too.
@@ -190,7 +190,7 @@ def clock_problem(connection: Connection, authority: Path, timeout: float = _TIM
     if not connection.secure:
         return ""
     asking = http.client.HTTPSConnection(
-        connection.host, connection.port, timeout=timeout, context=ssl.create_default_context(cafile=authority)
+        connection.host, connection.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context(cafile=authority)
     )
     try:
         asking.request("GET", "/")

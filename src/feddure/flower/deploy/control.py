@@ -37,14 +37,12 @@ Registered = dict[str, dict[str, str]]
 """For each site its node's number and its key; no number, and the nodes before, while a registration is under way."""
 
 
-def environment(
-    flower_home: Path, programs: Path | None = None, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def environment(flower_home: Path, programs: Path | None = None) -> dict[str, str]:
     """The environment of Flower's processes: quiet, with its own home, and with this Python's programs on the path.
 
     What lies in `programs` is found before those.
     """
-    found = dict(os.environ if base is None else base) | _QUIET
+    found = dict(os.environ) | _QUIET
     found["FLWR_HOME"] = str(flower_home.resolve())
     # Flower starts its other programs by bare name.
     found["PATH"] = os.pathsep.join(map(str, filter(None, (programs, _programs(), found.get("PATH")))))

@@ -35,10 +35,6 @@ _START_SECONDS = 30.0
 """A run begins within a few seconds."""
 
 
-class _ServerGone(Exception):
-    """The server does not answer any more."""
-
-
 def run(
     folder: ServerFolder, options: Mapping[str, Any], run_folder: Path, show: Show, resume: bool = False
 ) -> records.Run:
@@ -65,7 +61,13 @@ def run(
         number = control.start(wanted | here)
         add_to_run_index(folder, RunEntry(number, str(run_folder), wanted))
         with _reporting_delay(control, number, folder, show):
-            state = _watch(control, number, show)
+            try:
+                _stream(control, number, show)
+                state = _final_state(control, number)
+            except RunError as gone:
+                look = f"see whether the run begins by itself: feddure federate status {folder.root}"
+                next_step = go_on if _is_begun(run_folder) else look
+                raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     except Terminated:  # Ctrl-C here is meant for the run at the SuperLink
         if number is None:
             _stop(control, _unindexed(control, folder, {each.run for each in before}, show), show)
@@ -74,10 +76,6 @@ def run(
             if _is_begun(run_folder):
                 show(go_on)
         raise
-    except _ServerGone as gone:
-        look = f"see whether the run begins by itself: feddure federate status {folder.root}"
-        next_step = go_on if _is_begun(run_folder) else look
-        raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     if not state.completed:
         details = _MEANINGS.get(state.details, state.details)
         reason = f": {details}" if details else ""
@@ -117,14 +115,6 @@ def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunSta
                 f"{run_folder}: run {state.run} is still going on there ({state.status}); wait for its end, or stop "
                 f"it: `FLWR_HOME={folder.flower_home} flwr stop {state.run} {CONNECTION}`"
             )
-
-
-def _watch(control: Control, number: str, show: Show) -> RunState:
-    try:
-        _stream(control, number, show)
-        return _final_state(control, number)
-    except RunError as problem:
-        raise _ServerGone(str(problem)) from None
 
 
 @contextmanager
