@@ -1,8 +1,10 @@
 """Files that are there whole or not at all."""
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from feddure.errors import FeddureError
 
@@ -23,6 +25,11 @@ def write_whole(path: Path, content: bytes, error: type[FeddureError], durable: 
         with suppress(OSError):  # a disk that can only be read leaves nothing to remove
             aside.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
+
+
+def write_json(path: Path, content: Any, error: type[FeddureError], durable: bool = False) -> None:
+    """Write plain values as JSON, whole or not at all."""
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), error, durable)
 
 
 def make_durable(path: Path) -> None:

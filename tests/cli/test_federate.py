@@ -2,6 +2,8 @@
 
 import json
 import zipfile
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from feddure.flower.deploy import demo, layout, server, status
 from feddure.flower.deploy import run as runs
 from feddure.flower.deploy import site as sites
 from feddure.flower.deploy.check import CheckResult, Finding
+from feddure.flower.deploy.control import SiteStatus
 from feddure.flower.deploy.layout import ServerFolder
 from feddure.flower.deploy.processes import Terminated
-from feddure.flower.deploy.status import RunStatus, SiteStatus, Status
+from feddure.flower.deploy.status import RunStatus, Status
 
 COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "demo")
 
@@ -104,7 +107,7 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     assert (place, resume) == (tmp_path / "trees" / "runs" / "fedavg", False)
     found = run_config.read(options)
     assert (found.experiment.method, found.experiment.rounds, found.experiment.model) == ("fedavg", 3, "cnn")
-    assert (found.experiment.options, found.clipping_norm) == ({"a": 1}, 1.5)
+    assert (found.experiment.options, found.protection.clipping_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
 
 
@@ -188,28 +191,17 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch):
     """With stand-ins for its processes; a real one is in tests/flower/test_deployed.py."""
     done = []
 
-    class Standing:
-        ended = False
-
-        def __init__(self, name):
-            self.name = name
-
-        def terminate(self):
-            done.append(f"end {self.name}")
-
-        def __enter__(self):
-            done.append(f"start {self.name}")
-            return self
-
-        def __exit__(self, *_):
-            pass
+    @contextmanager
+    def standing(name):
+        done.append(f"start {name}")
+        yield SimpleNamespace(ended=False, terminate=lambda: done.append(f"end {name}"))
 
     def start_run(folder, options, place, show):
         found = run_config.read(options)
         done.append(("run", found.experiment.rounds, place.name, len(list(found.tests.path.glob("*/*.png")))))
 
-    monkeypatch.setattr(demo, "serving", lambda *_: Standing("server"))
-    monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: Standing(name))
+    monkeypatch.setattr(demo, "serving", lambda *_: standing("server"))
+    monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: standing(name))
     monkeypatch.setattr(demo.run, "run", start_run)
     monkeypatch.setattr(federate_show, "show_run", lambda finished: None)
     run("demo", "--out", tmp_path / "demo", "--rounds", 1, "--labelled", 1, "--unlabelled", 12, "--tests", 2)

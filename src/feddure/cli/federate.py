@@ -115,8 +115,8 @@ def renew(
     from feddure.flower.deploy import init as initialise
     from feddure.flower.deploy.layout import ServerFolder
 
-    validity = initialise.renew(ServerFolder(folder.resolve()), authority_key)
-    print(f"the server's new certificate holds until {validity.ends:%Y-%m-%d}; start the server again to use it")
+    ends = initialise.renew(ServerFolder(folder.resolve()), authority_key).not_valid_after_utc
+    print(f"the server's new certificate holds until {ends:%Y-%m-%d}; start the server again to use it")
 
 
 @app.command()
@@ -305,8 +305,10 @@ def demo(
 
     if keep and out is None:
         out = Path("feddure-demo")
-    size = demonstration.Size(method, rounds, labelled, unlabelled, tests, local_steps)
-    _until_terminated(lambda: demonstration.demonstrate(size, out, _show, federate_show.show_run))
+    size = {"labelled": labelled, "unlabelled": unlabelled, "tests": tests}
+    _until_terminated(
+        lambda: demonstration.demonstrate(out, _show, federate_show.show_run, method, rounds, local_steps, **size)
+    )
 
 
 def _until_terminated(work: Callable[[], Any], endless: bool = False) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.bar import Bar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -71,18 +72,13 @@ def _counts(found: "CheckResult") -> Table:
     table.add_column("", no_wrap=True)
     most = max(*found.labelled.values(), 1)
     for name, count in found.labelled.items():
-        table.add_row(_text(name), f"{count:,}", f"[blue]{_bar(count / most)}[/]")
+        table.add_row(_text(name), f"{count:,}", Bar(most, 0, count, width=_BAR_WIDTH, color="blue"))
     table.add_section()
     ratio = f"{found.unlabelled / max(1, sum(found.labelled.values())):.1f} for each labelled one"
     table.add_row("unlabelled", f"{found.unlabelled:,}", ratio if found.unlabelled else "")
     if found.tests:
         table.add_row("test", f"{found.tests:,}", "stay at this site too")
     return table
-
-
-def _bar(share: float) -> str:
-    eighths = round(share * _BAR_WIDTH * 8)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
 def show_run(finished: "Run") -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
-import federated
 from feddure.errors import RunError
 from feddure.flower.app import messages
 from feddure.flower.app.messages import Task
@@ -37,31 +36,3 @@ def test_a_task_comes_back_whole():
 def test_a_message_of_another_version_is_named():
     with pytest.raises(RunError, match=r"the server's message has no 'client'.*same version"):
         Task.unpack(ConfigRecord({"round": 1}))
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    root = federated.write_images(tmp_path_factory.mktemp("shapes"))
-    return messages.upload_shapes(
-        federated.simulator(root, federated.experiment({"method": "fedmatch"})).server.program
-    )
-
-
-def upload(shapes, **changes):
-    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()} | changes
-
-
-def test_a_proper_upload_has_no_problem(shapes):
-    assert set(shapes) == {"sigma", "psi", "statistics"}
-    assert messages.find_problem(upload(shapes), shapes) == ""
-
-
-def test_wrong_names_shapes_and_types_are_problems(shapes):
-    nameless = upload(shapes)
-    nameless["phi"] = nameless.pop("psi")
-    assert messages.find_problem(nameless, shapes) == (
-        "sent arrays phi, sigma, statistics, expected psi, sigma, statistics"
-    )
-    assert "sent 'psi' with shape [3], expected [" in messages.find_problem(upload(shapes, psi=torch.ones(3)), shapes)
-    single = upload(shapes)["psi"].float()
-    assert messages.find_problem(upload(shapes, psi=single), shapes) == "sent 'psi' as float32, expected float64"

@@ -5,7 +5,7 @@ import pytest
 import federated
 from feddure import experiments, methods
 from feddure.errors import ConfigError
-from feddure.flower.app.policy import check_policy, check_size, relays_uploads
+from feddure.flower.app.policy import check_policy, check_size
 
 
 def asking(**changes):
@@ -27,10 +27,6 @@ def test_modules_are_refused_unless_they_are_allowed():
         for node in ({}, {"modules": False}, {"modules": "yes"}):
             with pytest.raises(ConfigError, match="own modules are not allowed at this site; allow them"):
                 check_policy(node, asking(**changes))
-
-
-def test_only_fedmatch_relays_uploads():
-    assert [method for method in methods.METHODS if relays_uploads(method)] == ["fedmatch"]
 
 
 def test_rounds_of_any_usual_size_are_carried_out():

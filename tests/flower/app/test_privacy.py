@@ -65,7 +65,7 @@ def test_privacy_refuses_batch_norm_statistics(root):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"dp_epsilon": 0.5}, "without clipping-norm"),
+        ({"dp_epsilon": 0.5}, "without a clipping norm"),
         ({"clipping_norm": 1.0, "dp_epsilon": 2.0}, "expected at most 1"),
         ({"clipping_norm": 1.0, "dp_epsilon": 0.5, "dp_delta": 1.0}, "dp-delta: 1.0 was given"),
     ],
@@ -91,7 +91,7 @@ def test_a_node_can_be_stricter_than_the_run_but_not_laxer(root, node, norm):
     ("node", "problem"),
     [
         ({"clipping-norm": 0.01, "dp-epsilon": 1.0}, "use a network without them (norm=group)"),
-        ({"dp-epsilon": 0.5}, "without clipping-norm"),
+        ({"dp-epsilon": 0.5}, "without a clipping norm"),
         ({"clipping-norm": "/home/jane-doe"}, "the site's options of privacy are not numbers"),
     ],
 )

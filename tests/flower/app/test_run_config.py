@@ -43,11 +43,6 @@ def test_flower_accepts_the_app(tmp_path):
         assert load_app(reference, ImportError) is not None
 
 
-def test_an_unknown_default_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"unknown key 'round'.*did you mean 'rounds'\?"):
-        write_app(tmp_path, None, {"round": 3})
-
-
 # --- the run's configuration -------------------------------------------------------------------------------
 def test_defaults_are_those_of_an_experiment_with_the_descriptions_sites():
     experiment = run_config.read({"description": federated.DESCRIPTION.to_yaml()}).experiment

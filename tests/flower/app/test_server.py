@@ -412,29 +412,6 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
     assert reason.startswith(refused)
 
 
-def test_too_few_sites_are_waited_for_but_not_for_ever(root, capsys):
-    nodes = federated.grid(root)
-    del nodes.contexts[12]
-    with pytest.raises(RunError, match=r"2 of 3 sites are connected \(not south\); start the others"):
-        federated.federate(root, nodes, wait_seconds=0.1)
-    assert "waiting for sites: 2 of 3 sites are connected (not south)" in capsys.readouterr().out
-    assert not (root / "run").exists()
-
-
-def test_a_site_that_comes_later_takes_part_from_then_on(root):
-    nodes = federated.grid(root)
-    late = nodes.contexts.pop(13)
-
-    def come(message, reply):
-        if trains(message):
-            nodes.contexts[13] = late
-        return reply
-
-    nodes.changes[11] = come
-    federated.federate(root, nodes, settings=ALL, minimum_sites=2)
-    assert [sorted(record["clients"]) for record in written(root)] == [[0, 1], [0, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -1,16 +1,17 @@
 """Certificates and keys as a stranger's software would judge them."""
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.certificates import CertificateError, Validity
+from feddure.flower.deploy.certificates import CertificateError
 
 AUTHORITY = certificates.make_authority("trees")
 
@@ -39,12 +40,16 @@ def test_a_strict_verifier_follows_the_chain_for_the_right_name_only():
 
 
 def test_a_certificate_says_when_it_does_not_hold():
-    now = datetime.now(UTC)
-    validity = Validity(now, now + timedelta(days=10, hours=1))
-    assert validity.days_left(now) == 10
-    assert validity.problem("it", now + timedelta(days=1)) is None
-    assert "clock" in (validity.problem("it", now - timedelta(days=1)) or "")
-    assert "renew" in (validity.problem("it", now + timedelta(days=11)) or "")
+    def problem(begins, ends):
+        moments = (datetime.now(UTC) + timedelta(days=days) for days in (begins, ends))
+        return certificates.validity_problem(
+            SimpleNamespace(**dict(zip(("not_valid_before_utc", "not_valid_after_utc"), moments, strict=True))), "it"
+        )
+
+    assert certificates.days_left(server_certificate("a")) == certificates.SERVER_DAYS - 1
+    assert problem(-1, 9) == ""
+    assert "clock" in problem(1, 10)
+    assert "renew" in problem(-11, -1)
 
 
 @pytest.mark.parametrize("ssh", [True, False])
@@ -58,38 +63,25 @@ def test_private_keys_are_for_their_owner_alone(tmp_path, ssh):
     assert not is_private(path)
 
 
-def test_a_public_key_survives_its_line(tmp_path):
-    key, path = certificates.make_node_key(), tmp_path / "node.pub"
-    path.write_bytes(certificates.public_line(key, "north"))
-    assert path.read_text().endswith(" north\n")
-    assert certificates.read_public_key(path) == key.public_key()
-    assert certificates.read_public_key(path) != (certificates.make_node_key().public_key())
+PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
+LOCKED = certificates.make_node_key().private_bytes(
+    PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+)
+ED25519 = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
 
 
-def test_a_private_key_given_as_a_public_one_is_refused_by_name(tmp_path):
-    path = tmp_path / "a.pub"
-    certificates.write_private_key(path, certificates.make_node_key(), ssh=True)
-    with pytest.raises(CertificateError, match=r"a\.pub: this is a PRIVATE key"):
-        certificates.read_public_key(path)
-
-
-def test_other_kinds_of_keys_are_refused_with_the_command_that_makes_the_right_one(tmp_path):
-    line = ed25519.Ed25519PrivateKey.generate().public_key()
-    path = tmp_path / "a.pub"
-    path.write_bytes(line.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
-    with pytest.raises(CertificateError, match="ssh-keygen -t ecdsa"):
-        certificates.read_public_key(path)
-
-
-def test_a_key_with_a_passphrase_is_refused(tmp_path):
-    key = ec.generate_private_key(ec.SECP384R1())
-    content = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
-    )
-    path = tmp_path / "node.key"
-    path.write_bytes(content)
-    with pytest.raises(CertificateError, match="without a passphrase"):
-        certificates.read_private_key(path)
+@pytest.mark.parametrize(
+    ("read", "content", "problem"),
+    [
+        (certificates.read_public_key, LOCKED.replace(b"ENCRYPTED ", b""), r"a\.pub: this is a PRIVATE key"),
+        (certificates.read_public_key, ED25519, "ssh-keygen -t ecdsa"),
+        (certificates.read_private_key, LOCKED, "without a passphrase"),
+    ],
+)
+def test_keys_that_are_of_no_use_are_refused(tmp_path, read, content, problem):
+    (tmp_path / "a.pub").write_bytes(content)
+    with pytest.raises(CertificateError, match=problem):
+        read(tmp_path / "a.pub")
 
 
 def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):

@@ -36,14 +36,6 @@ def test_a_sound_site_passes_with_its_counts(made, images):
     assert (found.labelled, found.unlabelled, found.tests) == ({"ash": 3, "elm": 1}, 4, 0)
 
 
-def test_unreadable_files_are_named_and_the_site_still_passes(made, images):
-    (images / "unlabelled" / "scan.dcm").write_bytes(b"no image")
-    found = check(made, images)
-    assert found.passed
-    assert [file for file, _ in found.unreadable] == ["unlabelled/scan.dcm"]
-    assert "1 unreadable file" in texts(found, "note")
-
-
 def test_ctrl_c_while_an_image_is_read_is_not_taken_for_a_damaged_image(made, images, monkeypatch):
     monkeypatch.setattr(Image, "open", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     with pytest.raises(Terminated), terminating_on_signals():
@@ -97,15 +89,10 @@ def test_an_authority_that_ends_soon_is_noted(own, images, monkeypatch):
     assert "ca.crt is valid until" in texts(found, "note")
 
 
-def test_a_server_that_is_not_there_keeps_the_site_from_training(own, images):
-    own.bundle("north").connection.write_text(Connection("north", "127.0.0.1", free_port()).to_yaml())
-    assert "server: 127.0.0.1" in texts(check(own, images, connect=True), "problem")
-
-
 @pytest.mark.parametrize("clock", ["", "this machine's clock is 60 seconds behind"])
 def test_a_server_that_answers_passes_where_the_clock_is_right(made, images, monkeypatch, clock):
-    validity = certificates.validity(certificates.read_certificate(made.certificate))
-    monkeypatch.setattr(checks, "reach", lambda *_: Reachability("ok", "it answers", validity))
+    certificate = certificates.read_certificate(made.certificate)
+    monkeypatch.setattr(checks, "reach", lambda *_: Reachability("ok", "it answers", certificate))
     monkeypatch.setattr(checks, "clock_problem", lambda *_: clock)
     found = check(made, images, connect=True)
     assert found.passed is not bool(clock)
@@ -158,7 +145,7 @@ def test_the_right_server_is_recognised(made):
     with listening(made.certificate, made.key) as way:
         found = reach(way, made.authority)
     assert found.outcome == "ok"
-    assert found.certificate.days_left() in (395, 396)
+    assert found.certificate == certificates.read_certificate(made.certificate)
 
 
 def test_servers_that_are_not_this_federations_are_not_trusted(made, tmp_path, monkeypatch):

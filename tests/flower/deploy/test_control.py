@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,9 @@ def test_texts_that_flower_would_misread_are_refused(text):
         control.toml_pairs({"one": text})
 
 
-def test_the_one_connection_is_the_loopback_address(own):
-    Control(own)
-    tree = tomllib.loads((own.flower_home / "config.toml").read_text())["superlink"]
-    assert tree["default"] == "federation"
-    assert tree["federation"] == {"address": "127.0.0.1:9093", "root-certificates": str(own.authority.resolve())}
-
-
-def test_flower_is_quiet_and_finds_its_programs():
-    found = control.environment(Path("/home"), Path("/first"), base={"PATH": "/usr/bin", "no_proxy": "example.org"})
+def test_flower_is_quiet_and_finds_its_programs(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin", "no_proxy": "example.org"})
+    found = control.environment(Path("/home"), Path("/first"))
     assert found["FLWR_HOME"] == "/home"
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
@@ -99,7 +92,7 @@ def test_each_key_is_registered_once_and_stays_so_over_restarts(own, flower):
     assert any("nodes/north.pub federation --name north" in line for line in shown)
     Control(own).register(("north", "south"))
     assert flower.asked.count("supernode register") == 2
-    assert [(node.site, node.status) for node in Control(own).nodes()] == [
+    assert [(node.site, node.status) for node in Control(own).sites()] == [
         ("north", "registered"),
         ("south", "registered"),
     ]
@@ -107,12 +100,12 @@ def test_each_key_is_registered_once_and_stays_so_over_restarts(own, flower):
 
 def test_a_new_key_takes_the_place_of_the_old(own, flower):
     Control(own).register(("north",))
-    (old,) = Control(own).nodes()
-    line = certificates.public_line(certificates.make_node_key(), "north")
+    (old,) = Control(own).sites()
+    line = certificates.public_line(certificates.make_node_key().public_key(), "north")
     own.public_key("north").write_bytes(line)
     Control(own).register(("north",))
     assert flower.nodes[old.node] == "unregistered"
-    (new,) = Control(own).nodes()
+    (new,) = Control(own).sites()
     assert new.node != old.node
 
 
@@ -135,7 +128,7 @@ def test_a_site_without_a_key_is_named_and_the_others_go_on(own, flower):
 @pytest.mark.parametrize("sites", [("north", "south"), ("south",)])
 def test_a_site_whose_key_is_taken_away_is_shut_out(own, flower, sites):
     Control(own).register(("north", "south"))
-    north, south = Control(own).nodes()
+    north, south = Control(own).sites()
     own.public_key("north").unlink()
     Control(own).register(sites)
     assert (flower.nodes[north.node], flower.nodes[south.node]) == ("unregistered", "registered")
@@ -151,7 +144,7 @@ def test_a_key_that_comes_back_is_a_note_and_the_others_go_on(own, flower):
     shown = []
     Control(own, shown.append).register(("north", "south"))
     assert any(line.startswith("site north: this key was used before") for line in shown)
-    assert [node.site for node in Control(own).nodes()] == ["south"]
+    assert [node.site for node in Control(own).sites()] == ["south"]
 
 
 def test_a_registration_that_was_broken_off_is_found_again(own, flower):
@@ -160,12 +153,12 @@ def test_a_registration_that_was_broken_off_is_found_again(own, flower):
     flower.ends_after_registering = True
     with pytest.raises(Terminated):
         Control(own).register(("north", "south"))
-    assert [node.site for node in Control(own).nodes()] == ["south"]
+    assert [node.site for node in Control(own).sites()] == ["south"]
     flower.ends_after_registering = False
     shown = []
     Control(own, shown.append).register(("north", "south"))
     assert shown == []
-    south, north = Control(own).nodes()
+    south, north = Control(own).sites()
     assert (south.site, north.site) == ("south", "north")
     assert north.node not in (south.node, "7")
     assert flower.nodes[north.node] == "registered"
@@ -179,7 +172,7 @@ def test_a_registration_that_never_reached_the_superlink_is_done_again(own, flow
     flower.keys.clear()
     flower.ends_after_registering = False
     Control(own).register(("north",))
-    assert [node.site for node in Control(own).nodes()] == ["north"]
+    assert [node.site for node in Control(own).sites()] == ["north"]
 
 
 @pytest.mark.parametrize(

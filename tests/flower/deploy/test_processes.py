@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,6 @@ from feddure.flower.deploy.processes import (
     ProcessGroup,
     Terminated,
     began,
-    ending_with_parent,
     terminating_on_signals,
     wait_until,
 )
@@ -48,16 +45,6 @@ def test_a_process_ends_with_its_block_also_on_failure(tmp_path):
     assert process.ended
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(tmp_path):
-    made = tmp_path / "made"
-    command = ending_with_parent([sys.executable, "-c", f"open({str(made)!r}, 'w')"])
-    position = command.index(str(os.getpid()))
-    command[position] = "1"  # as if this process had been somebody else's, and gone
-    assert subprocess.run(command, check=False).returncode == 0
-    assert not made.exists()
-
-
 def test_a_process_that_will_not_end_is_made_to(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_TERMINATE_SECONDS", 0.2)
     code = (
@@ -84,9 +71,9 @@ def test_a_process_is_asked_to_end_only_once(tmp_path):
     assert (process.log_tail().splitlines(), process.popen.returncode) == (["here", "leaving", "left"], 0)
 
 
-def test_processes_that_need_each_other_end_together():
-    staying = Process(SLEEP, os.environ)
-    ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ)
+def test_processes_that_need_each_other_end_together(tmp_path):
+    staying = Process(SLEEP, os.environ, tmp_path / "log")
+    ending = Process([sys.executable, "-c", "raise SystemExit(3)"], os.environ, tmp_path / "log")
     with ProcessGroup(staying, ending) as both:
         first = both.wait()
         assert first is ending
@@ -96,9 +83,9 @@ def test_processes_that_need_each_other_end_together():
     assert staying.ended
 
 
-def test_a_program_that_is_not_there_is_named():
+def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RunError, match=r"no-such-program: cannot be started.*feddure\[flower\]"):
-        Process(["no-such-program"], os.environ)
+        Process(["no-such-program"], os.environ, tmp_path / "log")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -137,21 +124,10 @@ def test_a_second_ctrl_c_does_not_break_off_the_ending():
     assert done == ["ended all"]
 
 
-def test_ports_in_use_are_seen():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert processes.is_listening("127.0.0.1", port)
-        with pytest.raises(RunError, match=f"127.0.0.1 port {port}: cannot listen there .*; try --host"):
-            processes.expect_free("127.0.0.1", port, "try --host")
-    free = processes.free_port()
-    assert not processes.is_listening("127.0.0.1", free)
-    processes.expect_free("127.0.0.1", free, "")
-
-
 # --- pidfile --------------------------------------------------------------------------------------
 @pytest.fixture
-def living():
-    with Process(SLEEP, os.environ) as process:
+def living(tmp_path):
+    with Process(SLEEP, os.environ, tmp_path / "log") as process:
         yield process
 
 
@@ -192,25 +168,13 @@ def test_a_second_start_is_refused_at_once(tmp_path, living, monkeypatch):
         start(path)
 
 
-def test_a_number_that_went_to_another_process_is_nobody(tmp_path, living):
+def test_a_damaged_pidfile_or_a_number_of_another_process_names_nobody(tmp_path):
     path = tmp_path / "running.json"
-    leave(path, living, own=True)
-    (entry,) = json.loads(path.read_text())
-    path.write_text(json.dumps([entry | {"began": "at another time"}]))
-    start(path)
-
-
-@pytest.mark.parametrize("content", ["", "[{}]", "7"])
-def test_a_damaged_note_names_nobody(tmp_path, content):
-    (tmp_path / "running.json").write_text(content)
-    start(tmp_path / "running.json")
-
-
-def test_an_end_leaves_no_note(tmp_path):
-    path = tmp_path / "running.json"
-    with processes.pidfile(path, "site north"):
-        assert [entry["pid"] for entry in json.loads(path.read_text())] == [os.getpid()]
-    assert not path.exists()
+    another = [{"pid": os.getppid(), "name": "feddure", "began": "at another time"}]
+    for content in ("", "[{}]", "7", json.dumps(another)):
+        path.write_text(content)
+        start(path)
+        assert not path.exists()
 
 
 # --- kills ------------------------------------------------------------------------------------------------
@@ -255,5 +219,6 @@ def test_a_process_that_does_not_get_ready_is_quoted(tmp_path):
         pytest.raises(RunError, match=r"it ended at once \(exit code 3\):\nport taken$"),
     ):
         wait_until(lambda: False, process, "it")
-    with Process(SLEEP, os.environ) as process, pytest.raises(RunError, match="not ready after 0 seconds"):
+    slow = Process(SLEEP, os.environ, tmp_path / "log")
+    with slow as process, pytest.raises(RunError, match="not ready after 0 seconds"):
         wait_until(lambda: False, process, "it", seconds=0.2)

@@ -87,7 +87,7 @@ def test_a_fleet_request_passes_whole_both_ways(opened):
     ((method, path, body, headers),) = opened.superlink.requests
     assert (method, path, body) == ("POST", "/v1/fleet/push-object", content)
     assert headers["flwr-public-key"] == key
-    assert opened.seen == [Request("push-object", key.encode(), "127.0.0.1", 200)]
+    assert opened.seen == [Request("push-object", b"the key of north", "127.0.0.1", 200)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The server: who is let in, what keeps it from starting, and the SuperExec it looks after."""
 
-import base64
 import itertools
 import json
 import os
@@ -37,7 +36,7 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
     north = certificates.public_pem(certificates.read_public_key(made.public_key("north")))
     shown = []
     visits = server.RequestLog({north: "north"}, shown.append)
-    key, stranger = base64.b64encode(north), base64.b64encode(b"someone")
+    key, stranger = north, b"someone"
     visits(Request("activate-node", key, "10.0.0.1", 200))
     visits(Request("pull-messages", key, "10.0.0.1", 200))
     visits(Request("push-messages", key, "10.0.0.1", 403))  # of a run that was stopped
@@ -57,7 +56,7 @@ def test_strangers_from_everywhere_do_not_fill_the_memory():
     shown = []
     visits = server.RequestLog({b"a key": "north"}, shown.append)
     for number in range(3000):
-        visits(Request("activate-node", None, f"2001:db8::{number:x}", 401))
+        visits(Request("activate-node", b"", f"2001:db8::{number:x}", 401))
     assert len(shown) == len(visits._refused) == 1000
 
 

@@ -12,12 +12,11 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 import yaml
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -25,7 +24,17 @@ from safetensors.torch import load_file, save
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
-from feddure.flower.app.messages import ANSWER, TASK, Task, array_bytes, pack_answer, pack_state, unpack_state
+from feddure.flower.app.messages import (
+    ANSWER,
+    TASK,
+    Task,
+    array_bytes,
+    pack_answer,
+    pack_state,
+    to_arrays,
+    to_tensors,
+    unpack_state,
+)
 from feddure.flower.app.policy import check_policy, check_size
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
@@ -39,23 +48,13 @@ from feddure.simulation.lanes import Task as LaneTask
 from feddure.simulation.server import plan_batches
 
 
-class Memory(Protocol):
+class DiskMemory:
     """What a client remembers between its rounds, such as FedDure's F-reg under `f_reg_memory: client`.
 
-    It never leaves the site. A memory belongs to a run and to the round that made it; the server says which round's
-    update it used last, and the client goes on from that one. So an update that was lost or refused leaves no trace,
-    and a server that goes back to its last checkpoint finds the memory of that time.
+    It never leaves the site, and survives a restart of its node. A memory belongs to a run and to the round that made
+    it; the server says which round's update it used last, and the client goes on from that one. So an update that was
+    lost or refused leaves no trace, and a server that goes back to its last checkpoint finds the memory of that time.
     """
-
-    def recall(self, round_number: int) -> State | None:
-        """The memory of a round; None where it is lost."""
-
-    def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
-        """Keep a round's memory, and of the earlier ones those of the rounds in `also`."""
-
-
-class DiskMemory:
-    """Memories in a folder of the node; they survive its restart."""
 
     def __init__(self, state: Path, run_name: str):
         if not (run_name.isascii() and run_name.isalnum()):  # it comes from the server, and becomes a path here
@@ -63,12 +62,14 @@ class DiskMemory:
         self._folder = state / "memory" / run_name
 
     def recall(self, round_number: int) -> State | None:
+        """The memory of a round; None where it is lost."""
         try:
             return load_file(self._file(round_number))
         except (OSError, SafetensorError):
             return None
 
     def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
+        """Keep a round's memory, and of the earlier ones those of the rounds in `also`."""
         for folder in (self._folder.parent, self._folder):
             make_private_folder(folder, RunError)
         content = save({name: tensor.cpu().contiguous() for name, tensor in memory.items()})
@@ -83,7 +84,7 @@ class DiskMemory:
 
 
 class ContextMemory:
-    """Memories in the state that Flower's simulation keeps for a node."""
+    """The same in the state that Flower's simulation keeps for a node."""
 
     def __init__(self, state: RecordDict, run_name: str):
         self._state = state
@@ -91,18 +92,17 @@ class ContextMemory:
 
     def recall(self, round_number: int) -> State | None:
         record = self._state.array_records.get(f"{self._prefix}{round_number}")
-        if record is None:
-            return None
-        return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
+        return None if record is None else to_tensors(record)
 
     def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
         kept = {f"{self._prefix}{number}" for number in also}
         for name in [name for name in self._state.array_records if name.startswith(self._prefix)]:
             if name not in kept:
                 del self._state[name]
-        self._state[f"{self._prefix}{round_number}"] = ArrayRecord(
-            {name: Array(tensor.cpu().contiguous().numpy()) for name, tensor in memory.items()}
-        )
+        self._state[f"{self._prefix}{round_number}"] = to_arrays(memory)
+
+
+Memory = DiskMemory | ContextMemory
 
 
 def read_experiment(text: str, device: str = "") -> Experiment:
@@ -126,10 +126,6 @@ class Worker:
         self.experiment = experiment
         self.engine = Engine(experiment.engine)
         self.method = methods.make(experiment)
-
-    @property
-    def device(self) -> torch.device:
-        return self.engine.device
 
     def train(self, site: Site, task: Task, received: State, memory: Memory) -> tuple[State, dict[str, Any]]:
         """One round of the site's client: what it uploads, and its answer."""
@@ -169,7 +165,7 @@ class Worker:
         found = memory.recall(task.remembered_round)
         if found is None or found.keys() != set(self.method.memory):
             return {}, f"the memory of round {task.remembered_round} is lost; the client started afresh"
-        return {name: tensor.to(self.device) for name, tensor in found.items()}, None
+        return {name: tensor.to(self.engine.device) for name, tensor in found.items()}, None
 
     def _test(self, site: Site, received: State) -> dict[str, float | int]:
         """The received model on the site's own test images; nothing where a method sends its model in parts."""
@@ -202,12 +198,12 @@ def introduce(message: Message, context: Context) -> Message:
     def answer() -> RecordDict:
         asked = message.content.config_records[TASK]
         site = _open(context, str(asked["experiment"]))
-        for file in site.data.unreadable:
-            print(f"left out: {file.file}: {file.reason}", flush=True)
-        if site.is_real:
-            log(
-                _refusal(str(asked["refused"])) if "refused" in asked else _introduction(site, str(asked["experiment"]))
-            )
+        for file, reason in site.data.unreadable:
+            print(f"left out: {file}: {reason}", flush=True)
+        if "refused" in asked:
+            log(f"problem: the server refuses this site: {one_line(asked['refused'])}; ask the server's operator")
+        elif site.is_real:
+            log(_introduction(site, str(asked["experiment"])))
         return RecordDict({ANSWER: pack_answer(site.introduce())})
 
     return _answer(message, context, answer)
@@ -228,12 +224,12 @@ def train(message: Message, context: Context) -> Message:
             if site.state is not None
             else ContextMemory(context.state, task.run_name)
         )
-        upload, report = worker.train(site, task, unpack_state(message.content, worker.device), memory)
+        upload, report = worker.train(site, task, unpack_state(message.content, worker.engine.device), memory)
         content = pack_state(upload)
         content[ANSWER] = pack_answer(report)
         if site.is_real:
-            rounds = worker.experiment.rounds
-            log(_round_line(report, rounds, array_bytes(message.content), array_bytes(content)))
+            sizes = array_bytes(message.content), array_bytes(content)
+            log(_round_line(report, worker.experiment.rounds, *sizes))
         return content
 
     return _answer(message, context, answer)
@@ -248,13 +244,6 @@ def _introduction(site: Site, experiment: str) -> str:
     )
 
 
-def _refusal(reason: str) -> str:
-    return (
-        f"problem: the server refuses this site: {one_line(reason)}. It takes no part in the run; ask the server's "
-        "operator, and start the site again once that is settled"
-    )
-
-
 def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int) -> str:
     parts = []
     if "train.loss" in report:
@@ -263,14 +252,9 @@ def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int
         parts.append(
             f"received model {100 * report['test.accuracy']:.1f} % on {report['test.images']:,} own test images"
         )
-    parts.append(f"{report['seconds']:.1f} s")
-    parts.append(f"{_megabytes(received)} received, {_megabytes(sent)} to send")
+    parts.append(f"{report['seconds']:.1f} s, {received / 1e6:.2f} MB received, {sent / 1e6:.2f} MB to send")
     line = f"round {report['round']}/{rounds}: {', '.join(parts)}"
     return f"{line}; {report['memory']}" if report.get("memory") else line
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
 
 
 def _open(context: Context, experiment: str) -> Site:

@@ -5,19 +5,17 @@ takes part. Every site works under a copy; copies that differ in any of these ha
 server refuses them, so that two sites never mean different classes by the same number.
 """
 
-import difflib
 import hashlib
 import json
-import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
 
 from feddure.data.sources.folder import composed
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, did_you_mean
 
 FILE_NAME = "federation.yaml"
 _MAY_DIFFER = {"server", "timeout_seconds"}
@@ -40,9 +38,9 @@ class Description(_Section):
     name: str = Field(min_length=1, description="What the federation is called.")
     classes: tuple[str, ...] = Field(description="Class names; a class's number is its position.")
     size: int = Field(32, ge=8, le=4096, description="Height and width of images in pixels after reading.")
-    channels: int = Field(3, description="1 for grey images, 3 for colour.")
+    channels: Literal[1, 3] = Field(3, description="1 for grey images, 3 for colour.")
     mean: tuple[float, ...] = Field(description="Mean of images / 255, one number for each channel.")
-    std: tuple[float, ...] = Field(description="Standard deviation of images / 255, one number for each channel.")
+    std: tuple[PositiveFloat, ...] = Field(description="Deviation of images / 255, one number for each channel.")
     sites: tuple[str, ...] = Field(description="Names of the sites; a site's client number is its position.")
     server: ServerAddress = ServerAddress()
     timeout_seconds: float = Field(600.0, gt=0, description="Longest time the server waits for the sites of a round.")
@@ -75,23 +73,12 @@ class Description(_Section):
                 raise ValueError(f"'{name}' was given, expected letters, digits, '.', '_' and '-', such as 'site-a'")
         return _expect_different(sites)
 
-    @field_validator("channels")
-    @classmethod
-    def _check_channels(cls, channels: int) -> int:
-        if channels not in (1, 3):
-            raise ValueError("expected 1 (grey) or 3 (colour)")
-        return channels
-
     @model_validator(mode="after")
     def _check_normalisation(self) -> "Description":
         for name in ("mean", "std"):
-            values = getattr(self, name)
-            if len(values) != self.channels:
-                raise ValueError(
-                    f"{name} has {len(values)} number(s), expected {self.channels}, one for each of the channels"
-                )
-        if min(self.std) <= 0 or not all(math.isfinite(value) for value in self.std):
-            raise ValueError(f"std is {list(self.std)}, expected numbers above 0")
+            count = len(getattr(self, name))
+            if count != self.channels:
+                raise ValueError(f"{name} has {count} number(s), expected {self.channels}, one for each channel")
         return self
 
     def to_yaml(self) -> str:
@@ -144,13 +131,6 @@ def parse(text: str, where: str = FILE_NAME) -> Description:
         raise ConfigError("\n".join(problems)) from None
 
 
-def did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    """A hint at the known name that looks most like this one; nothing where none does."""
-    lower = {other.lower(): other for other in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean '{lower[close[0]]}'?" if close else ""
-
-
 def _expect_different(names: tuple[str, ...]) -> tuple[str, ...]:
     # Sites may keep their images on a file system that does not tell A from a.
     lower = [name.lower() for name in names]
@@ -166,13 +146,8 @@ def _explain(detail: Any) -> str:
         known = (*Description.model_fields, *(f"server.{name}" for name in ServerAddress.model_fields))
         return f"unknown field '{field}'; there are: {', '.join(known)}{did_you_mean(field, known)}"
     if detail["type"] == "missing":
-        return f"field '{field}' is missing ({_meaning(field)})"
+        return f"field '{field}' is missing ({Description.model_fields[field].description})"
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
         return f"{field}: {message}" if field else message
     return f"{field}: {detail['input']!r} was given, {detail['msg'][:1].lower()}{detail['msg'][1:]}"
-
-
-def _meaning(field: str) -> str:
-    info = Description.model_fields.get(field)
-    return (info.description or "" if info else "").rstrip(".")

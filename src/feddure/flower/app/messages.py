@@ -69,18 +69,27 @@ class Task:
 
 def pack_state(state: Mapping[str, torch.Tensor]) -> RecordDict:
     """Tensors as array records."""
-    arrays = {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in state.items()}
+    arrays = to_arrays(state)
     statistics = {STATISTICS: arrays.pop(STATISTICS)} if STATISTICS in arrays else {}
-    return RecordDict({PARAMETERS: ArrayRecord(arrays), STATISTICS: ArrayRecord(statistics)})
+    return RecordDict({PARAMETERS: arrays, STATISTICS: ArrayRecord(statistics)})
 
 
 def unpack_state(content: RecordDict, device: torch.device) -> State:
     """Array records as tensors on a device."""
-    found = {}
+    found: State = {}
     for group in (PARAMETERS, STATISTICS):
-        for name, array in content.array_records.get(group, {}).items():
-            found[name] = torch.from_numpy(np.array(array.numpy())).to(device)
-    return found
+        found |= to_tensors(content.array_records.get(group, {}))
+    return {name: tensor.to(device) for name, tensor in found.items()}
+
+
+def to_arrays(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """Tensors as one array record."""
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in state.items()})
+
+
+def to_tensors(record: Mapping[str, Array]) -> State:
+    """An array record as tensors."""
+    return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
 
 
 def array_bytes(content: RecordDict) -> int:

@@ -80,8 +80,7 @@ class PendingMessages:
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
         return found
 
-    def waits_for(self, name: int) -> bool:
-        """Whether a message of this name is under way."""
+    def __contains__(self, name: int) -> bool:
         return any(name == other for other, _ in self._waiting.values())
 
 
@@ -142,7 +141,7 @@ class ConnectedSites:
         self.refused = {node: why for node, why in self.refused.items() if node in nodes}
         started = {node: info.last_activated_at for node, info in nodes.items()}
         new = [node for node in started if self._asked.get(node) != started[node] or node in self._objections]
-        contents = {node: (node, self._question(node)) for node in new if not self._pending.waits_for(node)}
+        contents = {node: (node, self._question(node)) for node in new if node not in self._pending}
         failed = self._pending.send(contents, QUERY, self._timeout)
         asked = [node for node in contents if node not in failed]
         self._asked |= {node: started[node] for node in asked}

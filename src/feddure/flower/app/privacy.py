@@ -36,15 +36,13 @@ class Protection:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name, value in (("clipping-norm", self.clipping_norm), ("dp-epsilon", self.epsilon)):
+        for name, value in (("clipping norm", self.clipping_norm), ("dp-epsilon", self.epsilon)):
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}: {value} was given, expected a number above 0, or 0 for off")
         if self.epsilon and not self.clipping_norm:
-            raise ConfigError("dp-epsilon was given without clipping-norm: noise needs a bound on the update")
+            raise ConfigError("dp-epsilon was given without a clipping norm: noise needs a bound on the update")
         if self.epsilon > 1:
-            raise ConfigError(
-                f"dp-epsilon: {self.epsilon} was given, expected at most 1, where the noise's formula holds"
-            )
+            raise ConfigError(f"dp-epsilon: {self.epsilon} was given, expected at most 1, where its formula holds")
         if self.epsilon and not 0 < self.delta < 1:
             raise ConfigError(f"dp-delta: {self.delta} was given, expected a number between 0 and 1")
 
@@ -58,15 +56,6 @@ class Protection:
             min(delta, default=1e-5),
         )
 
-    @staticmethod
-    def of_options(options: Mapping[str, Any]) -> "Protection":
-        """What a site's or a run's options ask for; mistakes are named as the command line calls the options."""
-        try:
-            given = (options.get("clipping-norm", 0.0), options.get("dp-epsilon", 0.0), options.get("dp-delta", 1e-5))
-            return Protection(*given)
-        except ConfigError as problem:
-            raise ConfigError(str(problem).replace("clipping-norm", "clip-norm")) from None
-
 
 def protect(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """A mod around the client's training: applies Flower's clipping or local-DP mod to what it uploads.
@@ -77,18 +66,15 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     try:
         protection = Protection.of(message.content.config_records[TASK], context.node_config)
     except ConfigError as error:
-        log(f"problem: {error}")
         return _refuse(message, str(error))  # it names options and numbers, nothing of the site
     except (TypeError, ValueError) as error:
-        log(f"problem: clipping-norm, dp-epsilon or dp-delta is not a number ({error})")
-        return _refuse(message, "the site's options of privacy are not numbers")
+        return _refuse(message, "the site's options of privacy are not numbers", str(error))
     reply = call_next(message, context)
     if not protection.clipping_norm or reply.has_error() or PARAMETERS not in reply.content.array_records:
         return reply
     sent, received = reply.content.array_records[PARAMETERS], message.content.array_records[PARAMETERS]
     problem = _problem(protection, sent, received, reply.content.array_records.get(STATISTICS, {}))
     if problem:
-        log(f"problem: {problem}")
         return _refuse(message, problem)
     shown = RecordDict(
         {
@@ -97,8 +83,7 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
         }
     )
     upload = Message(RecordDict({PARAMETERS: sent}), reply_to=message)
-    mod = _mod(protection)
-    done = mod(Message(shown, reply_to=message), context, lambda *_: upload)
+    done = _mod(protection)(Message(shown, reply_to=message), context, lambda *_: upload)
     if done.has_error():
         return done
     reply.content[PARAMETERS] = done.content.array_records[PARAMETERS]
@@ -108,7 +93,8 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     return reply
 
 
-def _refuse(message: Message, problem: str) -> Message:
+def _refuse(message: Message, problem: str, private: str = "") -> Message:
+    log(f"problem: {problem} {private}")
     return Message(RecordDict({ANSWER: pack_answer({"problem": problem})}), reply_to=message)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from feddure import experiments
 from feddure.config import Experiment
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, RunError, did_you_mean
 from feddure.files import write_whole
 from feddure.flower.app import APP_NAME, CLIENT_APP, PUBLISHER, SERVER_APP
 from feddure.flower.app import description as descriptions
-from feddure.flower.app.description import Description, did_you_mean
+from feddure.flower.app.description import Description
+from feddure.flower.app.privacy import Protection
 from feddure.flower.app.site_data import ImageFolder
 from feddure.simulation import runs
 from feddure.version import VERSION
@@ -40,21 +41,21 @@ KEYS: dict[str, tuple[Any, str]] = {
 }
 """Every key with its default and meaning."""
 
-_HEAD = """\
+_HEAD = f"""\
 # A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
 [project]
-name = "{name}"
-version = {version}
+name = "{APP_NAME}"
+version = "{VERSION}"
 description = "Federated semi-supervised learning with feddure"
 license = "Apache-2.0"
 dependencies = []
 
 [tool.flwr.app]
-publisher = "{publisher}"
+publisher = "{PUBLISHER}"
 
 [tool.flwr.app.components]
-serverapp = "{server_app}"
-clientapp = "{client_app}"
+serverapp = "{SERVER_APP}"
+clientapp = "{CLIENT_APP}"
 
 # Change any of these for one run with: flwr run . CONNECTION --run-config 'rounds=10 method="feddure"'
 [tool.flwr.app.config]
@@ -73,9 +74,7 @@ class RunOptions:
     minimum_sites: int
     wait_seconds: float
     timeout_seconds: float
-    clipping_norm: float
-    dp_epsilon: float
-    dp_delta: float
+    protection: Protection
     data_dir: str
     clients_given: bool  # whether partition.clients was asked for
 
@@ -100,9 +99,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,
-        clipping_norm=values["clipping-norm"],
-        dp_epsilon=values["dp-epsilon"],
-        dp_delta=values["dp-delta"],
+        protection=Protection(values["clipping-norm"], values["dp-epsilon"], values["dp-delta"]),
         data_dir=values["data-dir"],
         clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )
@@ -163,14 +160,15 @@ def write_app(folder: Path, description: Description | None, defaults: Mapping[s
     values |= defaults or {}
     if description is not None:
         values["description"] = description.to_yaml()
-    lines = [f"# {meaning}\n{key} = {_toml(values[key])}\n" for key, (_, meaning) in KEYS.items()]
+    # Texts and numbers of JSON are also TOML.
+    lines = [
+        f"# {meaning}\n{key} = {json.dumps(values[key], ensure_ascii=False)}\n" for key, (_, meaning) in KEYS.items()
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{folder}: cannot be made ({problem.strerror})") from None
-    about = {"name": APP_NAME, "publisher": PUBLISHER, "server_app": SERVER_APP, "client_app": CLIENT_APP}
-    head = _HEAD.format(version=_toml(VERSION), **about)
-    write_whole(folder / "pyproject.toml", (head + "".join(lines)).encode(), RunError)
+    write_whole(folder / "pyproject.toml", (_HEAD + "".join(lines)).encode(), RunError)
 
 
 def update_app(folder: Path, description: Description) -> None:
@@ -186,17 +184,6 @@ def update_app(folder: Path, description: Description) -> None:
 
 
 def _expect_known(keys: Iterable[str]) -> None:
-    known = tuple(KEYS)
     for key in keys:
         if key not in KEYS:
-            raise ConfigError(
-                f"run-config: unknown key '{key}'; there are: {', '.join(known)}{did_you_mean(key, known)}"
-            )
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    return json.dumps(str(value), ensure_ascii=False)  # TOML's basic strings know all of JSON's escapes
+            raise ConfigError(f"run-config: unknown key '{key}'; there are: {', '.join(KEYS)}{did_you_mean(key, KEYS)}")

@@ -21,12 +21,11 @@ from feddure import data, environment, experiments
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
-from feddure.files import write_whole
+from feddure.files import write_json, write_whole
 from feddure.flower.app import messages, run_config, site_data
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import relays_uploads
-from feddure.flower.app.privacy import Protection
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
@@ -60,13 +59,12 @@ def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
     options = run_config.as_resumed(options)
     folder = options.folder
-    protection = Protection(options.clipping_norm, options.dp_epsilon, options.dp_delta)
     runs.expect_unlocked(folder)
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
-    if protection.epsilon and server.state["statistics"].numel():
+    if options.protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
     with runs.lock(folder):
         # A server that worked here while this one waited for sites may have left a run.
@@ -108,7 +106,7 @@ class FederationFile:
         known = [self._sites[client] for client in sorted(self._sites)]
         content = {"run": self.run_name, "classes": list(classes), "names": list(names), "sites": known}
         if content != self._written:
-            _write_json(self._path, content)
+            write_json(self._path, content, RunError)
             self._written = content
 
 
@@ -208,7 +206,7 @@ class Rounds:
         return answers, reports, traffic
 
     def _task(self, assignment: Assignment) -> Task:
-        client, options = assignment.client, self._options
+        client, protection = assignment.client, self._options.protection
         return Task(
             assignment=assignment,
             experiment=self._experiment,
@@ -216,9 +214,9 @@ class Rounds:
             remembered_round=_remembered(self._server).get(client, 0),
             checkpointed_round=self._checkpointed.get(client, 0),
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
-            clipping_norm=options.clipping_norm,
-            dp_epsilon=options.dp_epsilon,
-            dp_delta=options.dp_delta,
+            clipping_norm=protection.clipping_norm,
+            dp_epsilon=protection.epsilon,
+            dp_delta=protection.delta,
             left_out=self._left_out.pop(client, ""),
         )
 
@@ -276,8 +274,8 @@ def _dataset(options: RunOptions) -> Dataset:
     if options.tests is None:
         return site_data.without_images(options.description)
     dataset, unreadable = site_data.load_tests(options.tests, options.description)
-    for file in unreadable:
-        log(f"left out: {options.tests.path / file.file}: {file.reason}")
+    for file, reason in unreadable:
+        log(f"left out: {options.tests.path / file}: {reason}")
     return dataset
 
 
@@ -337,13 +335,9 @@ def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experime
 def _write_start(server: Server, folder: Path) -> None:
     """Write what a run starts with."""
     about = {"command": "flwr run", "device": str(server.engine.device)}  # the process's own holds a token
-    _write_json(folder / records.PARTITION, {"classes": list(server.dataset.classes)})
-    _write_json(folder / records.ENVIRONMENT, environment.describe() | about)
+    write_json(folder / records.PARTITION, {"classes": list(server.dataset.classes)}, RunError)
+    write_json(folder / records.ENVIRONMENT, environment.describe() | about, RunError)
     write_whole(folder / records.CONFIG, experiments.to_yaml(server.experiment).encode(), RunError)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
 
 
 def _remembered(server: Server) -> dict[int, int]:

@@ -13,12 +13,12 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from feddure.data.partition import Partition
 from feddure.data.sources import images as image_files
 from feddure.data.sources.folder import entries, files_below, name_of
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
-from feddure.errors import ConfigError, DataError
+from feddure.errors import ConfigError, DataError, did_you_mean
 from feddure.flower.app import description as descriptions
-from feddure.flower.app.description import Description, did_you_mean
+from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed
 from feddure.version import VERSION
@@ -41,6 +41,8 @@ _PARTS = ("labelled", "unlabelled", "test")
 _BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
 _FORMAT = 2
 _PREFIX = "folder:"
+Unreadable = tuple[str, str]
+"""A file that gives no image, relative to its folder, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +67,14 @@ class ImageFolder:
         """The folder that an option names."""
         if not text.startswith(_PREFIX):
             return ImageFolder(Path(text).expanduser())
-        location, _, query = text.removeprefix(_PREFIX).partition("?")
-        if not location:
-            raise ConfigError(f"{option} {text}: no folder was named; expected {_PREFIX}PATH?depth=12")
-        try:
-            given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
-        except ValueError:
-            raise ConfigError(f"{option} {text}: expected ?depth=12 after the path") from None
-        depth = given.pop("depth", str(FULL_DEPTH))
-        for name in given:
-            reason = "is the federation's, see federation.yaml" if name in ("size", "channels") else "is unknown"
-            raise ConfigError(f"{option} {text}: '{name}' {reason}; expected no other option than depth")
-        if not (depth.isascii() and depth.isdigit() and LEAST_DEPTH <= int(depth) <= FULL_DEPTH):
-            raise ConfigError(f"{option} {text}: depth is '{depth}', expected {LEAST_DEPTH} to {FULL_DEPTH} bits")
-        return ImageFolder(Path(location).expanduser(), int(depth))
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A file that gives no image."""
-
-    file: str  # relative to the site's folder
-    reason: str
+        found = re.fullmatch(r"([^?]+)(?:\?depth=([0-9]{1,2}))?", text.removeprefix(_PREFIX))
+        depth = int(found[2] or FULL_DEPTH) if found else 0
+        if found is None or not LEAST_DEPTH <= depth <= FULL_DEPTH:
+            raise ConfigError(
+                f"{option} {text}: expected {_PREFIX}PATH?depth=N with {LEAST_DEPTH} to {FULL_DEPTH} bits and no other "
+                "option: size and channels are the federation's, see federation.yaml"
+            )
+        return ImageFolder(Path(found[1]).expanduser(), depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +99,10 @@ class _File:
     kind: str | None  # the class, or None where it is not known
 
 
+_Decoded = tuple[np.ndarray, list[str]]
+"""Pixels of the readable files in their order, and for each file why it is not readable, or nothing."""
+
+
 def load(images: ImageFolder, description: Description, cache: Path | None = None, progress: bool = False) -> SiteData:
     """A site's images; `cache` is a folder in which to keep their pixels."""
     folder = images.path
@@ -120,7 +112,18 @@ def load(images: ImageFolder, description: Description, cache: Path | None = Non
             DataError(f"{folder}: neither labelled/ nor unlabelled/; expected labelled/<class>/ with images"),
             "its folder has neither labelled/ nor unlabelled/",
         )
-    found = _read(folder, parts, description, _rule(images, description), cache, progress)
+    files: list[_File] = []
+    for part in parts:
+        if part == "unlabelled":
+            files += [_File(path, part, None) for path in files_below(folder / part)]
+        else:
+            files += _of_classes(folder / part, part, description)
+    rule = _rule(images, description)
+    if cache is None:
+        decoded = _decode(folder, files, rule, progress)
+    else:
+        decoded = _decode_cached(folder, files, description, rule, cache, progress)
+    found = _assemble(folder, files, description, *decoded)
     if not len(found.labelled) + len(found.unlabelled):
         raise disclosed(
             DataError(
@@ -135,9 +138,9 @@ def load(images: ImageFolder, description: Description, cache: Path | None = Non
 def load_tests(images: ImageFolder, description: Description) -> tuple[Dataset, tuple[Unreadable, ...]]:
     """The images in `PATH/<class>/**` as the test set of a data set without training images."""
     folder = images.path
-    files = list(_of_classes(folder, "test", description))
+    files = list(test_files(folder, description))
     decoded = _decode(folder, files, _rule(images, description), progress=False)
-    found = _assemble(folder.name, folder, files, description, *decoded)
+    found = _assemble(folder, files, description, *decoded)
     if not len(found.dataset.test_images):
         raise DataError(
             f"{folder}: no readable image to test on{_first(found.unreadable)}; expected <class>/ with images"
@@ -174,17 +177,9 @@ def _find_parts(folder: Path) -> list[str]:
     return found
 
 
-def _read(
-    folder: Path, parts: Sequence[str], description: Description, rule: Rule, cache: Path | None, progress: bool
-) -> SiteData:
-    files: list[_File] = []
-    for part in parts:
-        if part == "unlabelled":
-            files += [_File(path, part, None) for path in files_below(folder / part)]
-        else:
-            files += _of_classes(folder / part, part, description)
-    if cache is None:
-        return _assemble(folder.name, folder, files, description, *_decode(folder, files, rule, progress))
+def _decode_cached(
+    folder: Path, files: Sequence[_File], description: Description, rule: Rule, cache: Path, progress: bool
+) -> _Decoded:
     prefix = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     path = cache / f"pixels-{prefix}-{_key(folder, files, description, rule)[:24]}.npz"
     make_private_folder(cache, DataError)
@@ -195,7 +190,12 @@ def _read(
         for old in cache.glob(f"pixels-{prefix}-*.npz"):
             if old != path:
                 old.unlink(missing_ok=True)
-    return _assemble(folder.name, folder, files, description, *kept)
+    return kept
+
+
+def test_files(folder: Path, description: Description) -> Iterator[_File]:
+    """The files of a test folder; an error where it holds anything but folders of the description's classes."""
+    return _of_classes(folder, "test", description)
 
 
 def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_File]:
@@ -220,8 +220,7 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
             yield _File(path, part, kind)
 
 
-def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) -> tuple[np.ndarray, list[str]]:
-    """Pixels of the readable files in their order, and for each file why it is not readable, or nothing."""
+def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) -> _Decoded:
     pixels, problems = [np.empty((0, rule.size, rule.size, rule.channels), dtype=np.uint8)], []
     for start in range(0, len(files), _BLOCK):
         paths = [file.path for file in files[start : start + _BLOCK]]
@@ -239,12 +238,7 @@ def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) ->
 
 
 def _assemble(
-    name: str,
-    folder: Path,
-    files: Sequence[_File],
-    description: Description,
-    pixels: np.ndarray,
-    problems: Sequence[str],
+    folder: Path, files: Sequence[_File], description: Description, pixels: np.ndarray, problems: Sequence[str]
 ) -> SiteData:
     number: dict[str | None, int] = {kind: position for position, kind in enumerate(description.classes)}
     number[None] = UNKNOWN
@@ -253,7 +247,7 @@ def _assemble(
     tests = np.array([file.part == "test" for file in readable], dtype=bool)
     training = labels[~tests]
     dataset = Dataset(
-        name=name,
+        name=folder.name,
         images=pixels[~tests],
         labels=training,
         test_images=pixels[tests],
@@ -268,7 +262,7 @@ def _assemble(
         labelled=np.flatnonzero(training != UNKNOWN),
         unlabelled=np.flatnonzero(training == UNKNOWN),
         unreadable=tuple(
-            Unreadable(file.path.relative_to(folder).as_posix(), problem)
+            (file.path.relative_to(folder).as_posix(), problem)
             for file, problem in zip(files, problems, strict=True)
             if problem
         ),
@@ -288,7 +282,7 @@ def _key(folder: Path, files: Sequence[_File], description: Description, rule: R
     return digest.hexdigest()
 
 
-def _read_cache(path: Path, files: Sequence[_File]) -> tuple[np.ndarray, list[str]] | None:
+def _read_cache(path: Path, files: Sequence[_File]) -> _Decoded | None:
     """What was kept, or None where nothing usable was: a cache that is damaged is made again."""
     try:
         with np.load(path, allow_pickle=False) as kept:
@@ -306,7 +300,7 @@ def _write_cache(path: Path, pixels: np.ndarray, problems: Sequence[str]) -> Non
 
 
 def _first(unreadable: Sequence[Unreadable]) -> str:
-    return f" ({unreadable[0].file}: {unreadable[0].reason})" if unreadable else ""
+    return " ({}: {})".format(*unreadable[0]) if unreadable else ""
 
 
 # --- sites -------------------------------------------------------------------------------------------
@@ -384,9 +378,8 @@ def _expect_agreed(own: descriptions.Description, run_description: str, where: s
     ]
     raise disclosed(
         ConfigError(
-            f"refused: {where} differs from the server's description of the federation ({'; '.join(told)}). This site "
-            f"cannot take part before both are equal: ask the server's operator for the current bundle, unpack it, and "
-            f"start the site again"
+            f"refused: {where} differs from the server's description of the federation ({'; '.join(told)}): ask the "
+            "server's operator for the current bundle, unpack it, and start the site again"
         ),
         f"it goes by another description of the federation (in {', '.join(differing)}); "
         "give it the server's federation.yaml",

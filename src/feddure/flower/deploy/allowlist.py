@@ -15,7 +15,6 @@ import sys
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,11 @@ def check_app(content: bytes) -> None:
     """Refuse an app, as Flower packs it, that holds code or names other code than feddure's."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            _expect_small(archive)
+            large = next((file.filename for file in archive.infolist() if file.file_size > _FILE_BYTES), None)
+            if large is not None:
+                raise ForeignCode(
+                    f"the run's app holds {large!r} of more than {_FILE_BYTES:,} bytes; this site refuses it"
+                )
             found = archive.namelist()
             settings = tomllib.loads(archive.read("pyproject.toml").decode())
         app, project = settings["tool"]["flwr"]["app"], settings["project"]
@@ -69,15 +72,6 @@ def check_app(content: bytes) -> None:
     # Flower makes folders of these: none of them may lead out of its own.
     if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise ForeignCode(f"the run's app has the version {version!r}; expected letters, digits, dots and plus signs")
-
-
-def _expect_small(archive: zipfile.ZipFile) -> None:
-    for file in archive.infolist():
-        if file.file_size > _FILE_BYTES:
-            raise ForeignCode(
-                f"the run's app holds {file.filename!r} of {file.file_size:,} bytes; "
-                f"this site takes at most {_FILE_BYTES:,}"
-            )
 
 
 def write_wrappers(folder: Path) -> Path:
@@ -123,8 +117,15 @@ def _started_by_flower() -> set[str]:
     return set(TASK_TYPE_TO_COMMAND.values())
 
 
-def _checked(install: Callable[..., Any]) -> Callable[..., Any]:
-    def install_checked(content: bytes, *arguments: Any, **options: Any) -> Any:
+def main() -> None:
+    """Flower's program for client apps, which first looks at the app."""
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+
+    # Fails, and the site with it, where another version of Flower installs apps in another way.
+    install = run_clientapp.install_from_fab
+
+    def install_checked(content: Any, *arguments: Any, **options: Any) -> Any:
         try:
             check_app(content)
         except ForeignCode as problem:
@@ -132,16 +133,7 @@ def _checked(install: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return install(content, *arguments, **options)
 
-    return install_checked
-
-
-def main() -> None:
-    """Flower's program for client apps, which first looks at the app."""
-    from flwr.supernode.cli import flwr_clientapp
-    from flwr.supernode.runtime import run_clientapp
-
-    # Fails, and the site with it, where another version of Flower installs apps in another way.
-    run_clientapp.install_from_fab = _checked(run_clientapp.install_from_fab)
+    run_clientapp.install_from_fab = install_checked  # type: ignore[assignment]
     flwr_clientapp()
 
 

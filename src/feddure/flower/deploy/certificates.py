@@ -8,7 +8,6 @@ import base64
 import hashlib
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,25 +39,19 @@ class CertificateError(FeddureError):
     """A certificate or a key is missing, damaged or does not fit."""
 
 
-@dataclass(frozen=True)
-class Validity:
-    """From when to when a certificate holds."""
+def days_left(certificate: x509.Certificate) -> int:
+    """Whole days until a certificate's end; negative when it is past."""
+    return (certificate.not_valid_after_utc - datetime.now(UTC)).days
 
-    begins: datetime
-    ends: datetime
 
-    def days_left(self, now: datetime | None = None) -> int:
-        """Whole days until the end; negative when it is past."""
-        return (self.ends - (now or datetime.now(UTC))).days
-
-    def problem(self, what: str, now: datetime | None = None) -> str | None:
-        """Why the certificate does not hold now, or None where it does."""
-        now = now or datetime.now(UTC)
-        if now < self.begins:
-            return f"{what} is valid from {self.begins:%Y-%m-%d %H:%M} UTC only: is this machine's clock right?"
-        if now > self.ends:
-            return f"{what} ended on {self.ends:%Y-%m-%d}: the server's operator runs `feddure federate renew`"
-        return None
+def validity_problem(certificate: x509.Certificate, what: str) -> str:
+    """Why a certificate does not hold now, or nothing."""
+    begins, ends, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
+    if now < begins:
+        return f"{what} is valid from {begins:%Y-%m-%d %H:%M} UTC only: is this machine's clock right?"
+    if now > ends:
+        return f"{what} ended on {ends:%Y-%m-%d}: the server's operator runs `feddure federate renew`"
+    return ""
 
 
 def make_authority(name: str) -> Authority:
@@ -79,11 +72,7 @@ def make_node_key() -> EllipticCurvePrivateKey:
 
 
 def _sign(
-    common_name: str,
-    key: EllipticCurvePrivateKey,
-    authority: Authority | None,
-    days: int,
-    hosts: Sequence[str] = (),
+    common_name: str, key: EllipticCurvePrivateKey, authority: Authority | None, days: int, hosts: Sequence[str] = ()
 ) -> x509.Certificate:
     """A certificate for a key: an authority's own, or a server's for `hosts`."""
     own = authority is None
@@ -100,10 +89,7 @@ def _sign(
         .not_valid_after(begins + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=own, path_length=0 if own else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .add_extension(
             x509.KeyUsage(
                 digital_signature=not own,
@@ -146,10 +132,9 @@ def write_certificate(path: Path, certificate: x509.Certificate) -> None:
     write_whole(path, certificate.public_bytes(serialization.Encoding.PEM), CertificateError)
 
 
-def public_line(key: EllipticCurvePrivateKey | EllipticCurvePublicKey, comment: str) -> bytes:
+def public_line(key: EllipticCurvePublicKey, comment: str) -> bytes:
     """A public key as one line in the format of OpenSSH."""
-    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
-    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return line + b" " + comment.encode() + b"\n"
 
 
@@ -197,11 +182,6 @@ def read_public_key(path: Path) -> EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise CertificateError(f"{path}: {_KIND}")
     return key
-
-
-def validity(certificate: x509.Certificate) -> Validity:
-    """From when to when a certificate holds."""
-    return Validity(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def _content(path: Path) -> bytes:

@@ -6,17 +6,17 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Literal, TypeVar
+
+from cryptography import x509
 
 from feddure.errors import FeddureError
 from feddure.flower.app import description as descriptions
 from feddure.flower.app import site_data
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.certificates import Validity
 from feddure.flower.deploy.layout import Bundle, Connection, read_connection
 
 T = TypeVar("T")
@@ -64,12 +64,14 @@ def check(
             found.findings.append(Finding("ok", "federation", text))
         _check_images(found, images, description, cache)
     connection = _attempt(found, "connection", lambda: read_connection(bundle))
-    if connection is not None and connection.secure:
-        found.findings += _check_keys(bundle)
-        found.findings += _check_authority(bundle)
-    elif connection is not None:
+    if connection is None:
+        return found
+    if connection.secure:
+        _attempt(found, "key", lambda: found.findings.append(_check_keys(bundle)))
+        _attempt(found, "authority", lambda: found.findings.append(_check_authority(bundle)))
+    else:
         found.findings.append(Finding("note", "keys", "made with --insecure: no encryption, and anybody can join"))
-    if connection is not None and connect:
+    if connect:
         found.findings += _check_connection(bundle, connection)
     return found
 
@@ -82,7 +84,7 @@ def _check_images(
         return
     found.labelled, found.unlabelled = loaded.counts(), len(loaded.unlabelled)
     found.tests = len(loaded.dataset.test_images)
-    found.unreadable = [(entry.file, entry.reason) for entry in loaded.unreadable]
+    found.unreadable = list(loaded.unreadable)
     labelled = sum(found.labelled.values())
     found.findings.append(Finding("ok", "images", f"{labelled:,} labelled, {found.unlabelled:,} unlabelled"))
     if found.unreadable:
@@ -95,41 +97,26 @@ def _check_images(
         found.findings.append(Finding("note", "images", "no unlabelled image: only labels are learned from here"))
 
 
-def _check_keys(bundle: Bundle) -> Iterator[Finding]:
-    try:
-        private = certificates.read_private_key(bundle.key)
-        if private.public_key() != certificates.read_public_key(bundle.public_key):
-            text = f"{bundle.key} does not belong to {bundle.public_key}, the key that the server knows"
-            yield Finding("problem", "key", text)
-            return
-    except FeddureError as problem:
-        yield Finding("problem", "key", str(problem))
-        return
-    if is_private(bundle.key):
-        yield Finding("ok", "key", f"{bundle.key.name} fits {bundle.public_key.name}, and only its owner can read it")
-    else:
-        yield Finding("problem", "key", f"{bundle.key}: others can read this private key: chmod 600 {bundle.key}")
+def _check_keys(bundle: Bundle) -> Finding:
+    private = certificates.read_private_key(bundle.key)
+    if private.public_key() != certificates.read_public_key(bundle.public_key):
+        text = f"{bundle.key} does not belong to {bundle.public_key}, the key that the server knows"
+        return Finding("problem", "key", text)
+    if not is_private(bundle.key):
+        return Finding("problem", "key", f"{bundle.key}: others can read this private key: chmod 600 {bundle.key}")
+    return Finding("ok", "key", f"{bundle.key.name} fits {bundle.public_key.name}, and only its owner can read it")
 
 
-def _check_authority(bundle: Bundle) -> Iterator[Finding]:
-    try:
-        validity = certificates.validity(certificates.read_certificate(bundle.authority))
-    except FeddureError as problem:
-        yield Finding("problem", "authority", str(problem))
-        return
-    problem_text = validity.problem(str(bundle.authority))
-    if problem_text is not None:
-        yield Finding("problem", "authority", problem_text)
-    else:
-        yield _ending(validity, "authority", f"{bundle.authority.name} is valid")
+def _check_authority(bundle: Bundle) -> Finding:
+    certificate = certificates.read_certificate(bundle.authority)
+    invalid = certificates.validity_problem(certificate, str(bundle.authority))
+    if invalid:
+        return Finding("problem", "authority", invalid)
+    return _ending(certificate, "authority", f"{bundle.authority.name} is valid")
 
 
 def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Finding]:
-    try:
-        reached = reach(connection, bundle.authority)
-    except FeddureError as problem:
-        yield Finding("problem", "server", str(problem))
-        return
+    reached = reach(connection, bundle.authority)
     if reached.outcome != "ok":
         yield Finding("problem", "server", reached.text)
     elif reached.certificate is None:
@@ -141,10 +128,10 @@ def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Findin
             yield Finding("problem", "clock", wrong_clock)
 
 
-def _ending(validity: Validity, what: str, text: str) -> Finding:
-    left = validity.days_left()
+def _ending(certificate: x509.Certificate, what: str, text: str) -> Finding:
+    left = certificates.days_left(certificate)
     level: Level = "note" if left <= certificates.WARN_DAYS else "ok"
-    return Finding(level, what, f"{text} until {validity.ends:%Y-%m-%d} ({left:,} days)")
+    return Finding(level, what, f"{text} until {certificate.not_valid_after_utc:%Y-%m-%d} ({left:,} days)")
 
 
 def _attempt(found: CheckResult, what: str, attempt: Callable[[], T]) -> T | None:
@@ -163,7 +150,7 @@ class Reachability:
 
     outcome: str
     text: str
-    certificate: Validity | None = None
+    certificate: x509.Certificate | None = None
 
 
 def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> Reachability:
@@ -175,10 +162,9 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
                 return Reachability("ok", f"{where} answers; nothing is encrypted")
             context = ssl.create_default_context(cafile=authority)
             with context.wrap_socket(plain, server_hostname=connection.host) as encrypted:
-                certificate = _validity(encrypted)
-                return Reachability(
-                    "ok", f"{where} answers, {encrypted.version()}, its certificate is right", certificate
-                )
+                certificate = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
+                text = f"{where} answers, {encrypted.version()}, its certificate is right"
+                return Reachability("ok", text, certificate)
     except ssl.SSLCertVerificationError as problem:
         return Reachability("untrusted", f"{where}: {_why_untrusted(problem, connection.host)}")
     except ssl.SSLError as problem:
@@ -196,7 +182,7 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
         return Reachability("unreachable", f"{where} cannot be reached ({problem.strerror or problem})")
 
 
-def clock_problem(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SECONDS) -> str:
+def clock_problem(connection: Connection, authority: Path) -> str:
     """How far this machine's clock is from the server's, where that is too far; nothing where nobody can say.
 
     Every answer of the server has its time, the refusal of an empty request too.
@@ -204,7 +190,7 @@ def clock_problem(connection: Connection, authority: Path, timeout: float = _TIM
     if not connection.secure:
         return ""
     asking = http.client.HTTPSConnection(
-        connection.host, connection.port, timeout=timeout, context=ssl.create_default_context(cafile=authority)
+        connection.host, connection.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context(cafile=authority)
     )
     try:
         asking.request("GET", "/")
@@ -220,15 +206,6 @@ def clock_problem(connection: Connection, authority: Path, timeout: float = _TIM
         f"this machine's clock is {abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} the server's, and "
         f"signatures with a wrong time are refused: set the clocks (NTP) of both"
     )
-
-
-def _validity(encrypted: ssl.SSLSocket) -> Validity | None:
-    found = encrypted.getpeercert() or {}
-    begins, ends = found.get("notBefore"), found.get("notAfter")
-    if not isinstance(begins, str) or not isinstance(ends, str):
-        return None
-    moments = (datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC) for text in (begins, ends))
-    return Validity(*moments)
 
 
 def _why_untrusted(problem: ssl.SSLCertVerificationError, host: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_whole
+from feddure.files import write_json, write_whole
 from feddure.flower.app.sanitize import printable
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
@@ -37,14 +37,12 @@ Registered = dict[str, dict[str, str]]
 """For each site its node's number and its key; no number, and the nodes before, while a registration is under way."""
 
 
-def environment(
-    flower_home: Path, programs: Path | None = None, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def environment(flower_home: Path, programs: Path | None = None) -> dict[str, str]:
     """The environment of Flower's processes: quiet, with its own home, and with this Python's programs on the path.
 
     What lies in `programs` is found before those.
     """
-    found = dict(os.environ if base is None else base) | _QUIET
+    found = dict(os.environ) | _QUIET
     found["FLWR_HOME"] = str(flower_home.resolve())
     # Flower starts its other programs by bare name.
     found["PATH"] = os.pathsep.join(map(str, filter(None, (programs, _programs(), found.get("PATH")))))
@@ -86,17 +84,13 @@ def _programs() -> Path:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
     # Flower's own reader of these pairs knows no escapes: a text must do without one of the two quotes.
-    text = str(value)
-    if not any(character in text for character in '"\\\n'):
-        return f'"{text}"'
-    if not any(character in text for character in "'\n"):
-        return f"'{text}'"
-    raise ConfigError(f"{text!r}: has quotation marks that Flower cannot be told; use a name without them")
+    for quote, special in (('"', '"\\\n'), ("'", "'\n")):
+        if not any(character in value for character in special):
+            return f"{quote}{value}{quote}"
+    raise ConfigError(f"{value!r}: has quotation marks that Flower cannot be told; use a name without them")
 
 
 def _connections(folder: ServerFolder, control_port: int, secure: bool) -> str:
@@ -107,13 +101,13 @@ def _connections(folder: ServerFolder, control_port: int, secure: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A registered site; `status` is Flower's word: registered, online or offline."""
+class SiteStatus:
+    """A site; `status` is unregistered, registered (never seen), online, offline, or unknown without keys."""
 
     site: str
-    node: str
     status: str
-    since: str
+    since: str = ""
+    node: str = ""  # Flower's number
 
 
 @dataclass(frozen=True)
@@ -208,10 +202,9 @@ class Control:
         return " ".join(path.read_text().split()[:2])
 
     def _keep(self, known: Registered) -> None:
-        content = json.dumps(known, indent=1) + "\n"
-        write_whole(self._folder.registered, content.encode(), RunError, durable=True)
+        write_json(self._folder.registered, known, RunError, durable=True)
 
-    def nodes(self) -> list[Node]:
+    def sites(self) -> list[SiteStatus]:
         """The registered sites."""
         entries = {entry["node-id"]: entry for entry in self._nodes()}
         found = []
@@ -219,7 +212,7 @@ class Control:
             entry = entries.get(known["node"])
             if entry is not None:
                 since = entry["online-at"] if entry["status"] == "online" else entry["offline-at"]
-                found.append(Node(site, known["node"], entry["status"], "" if since == "N/A" else since))
+                found.append(SiteStatus(site, entry["status"], "" if since == "N/A" else since, known["node"]))
         return found
 
     def runs(self, run: str | None = None) -> list[RunState]:

@@ -4,7 +4,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +31,22 @@ _FAVOURED = 4
 """How many times as many unlabelled images a site has of the classes it sees most."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much is done."""
-
-    method: str = "feddure"
-    rounds: int = 5
-    labelled: int = 5
-    unlabelled: int = 300
-    tests: int = 50
-    local_steps: int = 20
-
-
-def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Run], None]) -> None:
+def demonstrate(
+    out: Path | None,
+    show: Show,
+    show_run: Callable[[Run], None],
+    method: str,
+    rounds: int,
+    local_steps: int,
+    labelled: int,
+    unlabelled: int,
+    tests: int,
+) -> None:
     """Do all of it in a folder, and end all of it; the folder stays where one was named."""
     began = time.monotonic()
     with _folder(out) as root:
-        show(f"1. images of three sites, {size.labelled} labelled per class: {root / 'images'}")
-        images, tests = _write_sites(root / "images", size.labelled, size.unlabelled, size.tests)
+        show(f"1. images of three sites, {labelled} labelled per class: {root / 'images'}")
+        images, test_folder = _write_sites(root / "images", labelled, unlabelled, tests)
         description = _describe(free_port())
         show(f"\n2. certificates, keys and bundles: {root / 'federation'}")
         folder = initialise(root / "federation", description, control_port=free_port())
@@ -60,11 +57,11 @@ def demonstrate(size: Size, out: Path | None, show: Show, show_run: Callable[[Ru
             sites = [ending.enter_context(_start(folder, name, images[name], show)) for name in images]
             show("\n5. the run")
             options = {
-                "method": size.method,
-                "rounds": size.rounds,
+                "method": method,
+                "rounds": rounds,
                 "preset": "demo",
-                "settings": f"local_steps={size.local_steps}",
-                "test-folder": str(tests),
+                "settings": f"local_steps={local_steps}",
+                "test-folder": str(test_folder),
             }
             finished = run.run(folder, options, root / "run", show)
             if any(process.ended for process in sites):

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from feddure.errors import ConfigError, RunError
@@ -79,7 +80,7 @@ def _fill(
     write_whole(folder.readme, _server_readme(description, settings.secure).encode(), RunError)
 
 
-def renew(folder: ServerFolder, authority_key: Path | None = None) -> certificates.Validity:
+def renew(folder: ServerFolder, authority_key: Path | None = None) -> x509.Certificate:
     """Make a new key and certificate for the server, signed by the same authority: sites need nothing new."""
     description = folder.read()
     key_path = authority_key or folder.authority_key
@@ -90,14 +91,14 @@ def renew(folder: ServerFolder, authority_key: Path | None = None) -> certificat
     key, certificate = certificates.read_private_key(key_path), certificates.read_certificate(folder.authority)
     if key.public_key() != certificate.public_key():
         raise certificates.CertificateError(f"{key_path}: is not the key of the authority {folder.authority}")
-    _write_server_certificate(folder, description.server.host, (key, certificate))
-    return certificates.validity(certificates.read_certificate(folder.certificate))
+    return _write_server_certificate(folder, description.server.host, (key, certificate))
 
 
-def _write_server_certificate(folder: ServerFolder, host: str, authority: tuple) -> None:
+def _write_server_certificate(folder: ServerFolder, host: str, authority: certificates.Authority) -> x509.Certificate:
     key, certificate = certificates.make_server(host, authority)
     certificates.write_private_key(folder.key, key)
     certificates.write_certificate(folder.certificate, certificate)
+    return certificate
 
 
 def _write_bundle(

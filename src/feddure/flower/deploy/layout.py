@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_whole
+from feddure.files import write_json
 from feddure.flower.app import description
 from feddure.flower.app.description import FILE_NAME, Description
 
@@ -140,7 +140,7 @@ def read_settings(folder: ServerFolder) -> Settings:
 
 def write_settings(folder: ServerFolder, settings: Settings) -> None:
     """Keep how the server runs."""
-    write_whole(folder.settings, (json.dumps(asdict(settings), indent=1) + "\n").encode(), RunError)
+    write_json(folder.settings, asdict(settings), RunError)
 
 
 def find_bundle(folder: Path, site: str) -> Bundle:

@@ -8,17 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from feddure.errors import RunError
-from feddure.files import write_whole
+from feddure.files import write_json
 from feddure.flower.app.sanitize import printable
 
 POLL_SECONDS = 0.2
@@ -56,20 +54,14 @@ class Process:
     On Linux it also ends where its parent was killed; elsewhere the next start finds it by the pidfile.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path | None = None,
-        folder: Path | None = None,
-    ):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None):
         """Start a command in a folder, by default the current one; `log` gets what it prints."""
         self.name = Path(command[0]).name
         self._log_path = log
         self._terminating = False
         self._descendants: list[psutil.Process] = []  # what it had started when it was asked to end
-        self._log: IO[bytes] | None = log.open("ab") if log is not None else None
-        self._log_start = log.stat().st_size if log is not None else 0
+        self._log = log.open("ab")
+        self._log_start = log.stat().st_size
         try:
             if shutil.which(command[0], path=environment.get("PATH")) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -79,12 +71,11 @@ class Process:
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
-                stderr=subprocess.STDOUT if self._log is not None else None,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         except OSError as problem:
-            if self._log is not None:
-                self._log.close()
+            self._log.close()
             raise RunError(
                 f"{command[0]}: cannot be started ({problem.strerror}); pip install 'feddure[flower]'"
             ) from None
@@ -100,8 +91,6 @@ class Process:
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of what the process wrote to its log."""
-        if self._log_path is None:
-            return ""
         with self._log_path.open("rb") as file:
             file.seek(self._log_start)
             return "\n".join(map(printable, file.read().decode(errors="replace").splitlines()[-lines:]))
@@ -125,8 +114,7 @@ class Process:
                 self.popen.wait()
             _wait_or_kill({*self._descendants, *_in_session(self.popen.pid)})
         finally:
-            if self._log is not None:
-                self._log.close()
+            self._log.close()
 
     def __enter__(self) -> "Process":
         return self
@@ -220,7 +208,7 @@ def write_pidfile(path: Path, *started: Process) -> None:
     """Note this process and those that it started."""
     numbers = {os.getpid(): _OWN_NAME} | {process.popen.pid: process.name for process in started}
     content = [{"pid": pid, "name": name, "began": began(pid)} for pid, name in numbers.items()]
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)
+    write_json(path, content, RunError)
 
 
 def began(pid: int) -> float | None:
@@ -263,9 +251,6 @@ def terminating_on_signals() -> Iterator[None]:
 
     A signal that is ignored stays so: that is how `nohup` keeps a server running.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def terminate(number: int, frame: object) -> None:
         for each in numbers:  # a second signal must not break off the ending

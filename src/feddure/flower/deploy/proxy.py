@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Request:
     """One request as the proxy saw it."""
 
     action: str  # the last part of the path, such as activate-node
-    public_key: bytes | None
+    public_key: bytes  # empty where none was given
     address: str
     status: int
 
@@ -103,9 +103,8 @@ class FleetProxy:
             await _answer(send, status)
         else:
             status = await self._pass_on(scope, receive, send)
-        key = next((value for name, value in scope["headers"] if name == _PUBLIC_KEY), None)
         address = scope["client"][0] if scope.get("client") else "?"
-        self._observe(Request(path.decode().rpartition("/")[2], key, address, status))
+        self._observe(Request(path.decode().rpartition("/")[2], _public_key(scope["headers"]), address, status))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> int:
         request = self._client.build_request(
@@ -226,11 +225,11 @@ def is_signed(headers: Sequence[tuple[bytes, bytes]], keys: Collection[bytes]) -
 
     The SuperLink asks the same, but only after it has read the whole request; so the proxy asks first.
     """
-    given = dict(reversed(headers))  # the first of a name counts, as for the SuperLink
+    given = _first(headers)
+    key = _public_key(headers)
+    if key not in keys:
+        return False
     try:
-        key = base64.b64decode(given[_PUBLIC_KEY], validate=True)
-        if key not in keys:
-            return False
         signed_at = datetime.datetime.fromisoformat(given[_TIME].decode("ascii"))
         age = (datetime.datetime.now(datetime.UTC) - signed_at).total_seconds()
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
@@ -241,14 +240,16 @@ def is_signed(headers: Sequence[tuple[bytes, bytes]], keys: Collection[bytes]) -
     return verify_signature(bytes_to_public_key(key), given[_TIME], signature)
 
 
-def site_of(request: Request, sites: Mapping[bytes, str]) -> str | None:
-    """Which site a request was from, by its public key; None where no site has that key."""
-    if request.public_key is None:
-        return None
+def _public_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     try:
-        return sites.get(base64.b64decode(request.public_key, validate=True))
+        return base64.b64decode(_first(headers).get(_PUBLIC_KEY, b""), validate=True)
     except ValueError:
-        return None
+        return b""
+
+
+def _first(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name; of several the first counts, as for the SuperLink."""
+    return dict(reversed(headers))
 
 
 def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

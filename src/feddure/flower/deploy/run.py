@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feddure.data.sources.folder import entries, files_below
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_whole
+from feddure.files import write_json
 from feddure.flower.app import run_config, site_data
-from feddure.flower.app.description import Description, did_you_mean
-from feddure.flower.app.privacy import Protection
+from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import printable
 from feddure.flower.deploy.control import CONNECTION, LOOPBACK, Control, RunState, Show, program, shown
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
@@ -35,10 +33,6 @@ _MEANINGS = {
 """What Flower notes of a run, where that says too little."""
 _START_SECONDS = 30.0
 """A run begins within a few seconds."""
-
-
-class _ServerGone(Exception):
-    """The server does not answer any more."""
 
 
 def run(
@@ -63,12 +57,17 @@ def run(
     go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
     number: str | None = None
     try:
-        done = rounds_done(run_folder)
         run_config.update_app(folder.app, description)
         number = control.start(wanted | here)
-        add_to_run_index(folder, RunEntry(number, str(run_folder), wanted, done))
+        add_to_run_index(folder, RunEntry(number, str(run_folder), wanted))
         with _reporting_delay(control, number, folder, show):
-            state = _watch(control, number, show)
+            try:
+                _stream(control, number, show)
+                state = _final_state(control, number)
+            except RunError as gone:
+                look = f"see whether the run begins by itself: feddure federate status {folder.root}"
+                next_step = go_on if _is_begun(run_folder) else look
+                raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     except Terminated:  # Ctrl-C here is meant for the run at the SuperLink
         if number is None:
             _stop(control, _unindexed(control, folder, {each.run for each in before}, show), show)
@@ -77,10 +76,6 @@ def run(
             if _is_begun(run_folder):
                 show(go_on)
         raise
-    except _ServerGone as gone:
-        look = f"see whether the run begins by itself: feddure federate status {folder.root}"
-        next_step = go_on if _is_begun(run_folder) else look
-        raise RunError(f"run {number}: the server went away; once it is back, {next_step}\n{gone}") from None
     if not state.completed:
         details = _MEANINGS.get(state.details, state.details)
         reason = f": {details}" if details else ""
@@ -113,21 +108,13 @@ def _is_begun(run_folder: Path) -> bool:
 
 
 def _expect_over(folder: ServerFolder, run_folder: Path, states: Iterable[RunState]) -> None:
-    last = _last_start(folder, run_folder)
+    started = {entry.run for entry in read_run_index(folder) if Path(entry.folder) == run_folder}
     for state in states:
-        if last is not None and state.run == last.run and state.going_on:
+        if state.run in started and state.going_on:
             raise RunError(
                 f"{run_folder}: run {state.run} is still going on there ({state.status}); wait for its end, or stop "
                 f"it: `FLWR_HOME={folder.flower_home} flwr stop {state.run} {CONNECTION}`"
             )
-
-
-def _watch(control: Control, number: str, show: Show) -> RunState:
-    try:
-        _stream(control, number, show)
-        return _final_state(control, number)
-    except RunError as problem:
-        raise _ServerGone(str(problem)) from None
 
 
 @contextmanager
@@ -216,10 +203,8 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
             f"--minimum-sites {options.minimum_sites}: the federation '{description.name}' has "
             f"{len(description.sites)} sites; expected that number or fewer"
         )
-    given = {"clipping-norm": options.clipping_norm, "dp-epsilon": options.dp_epsilon, "dp-delta": options.dp_delta}
-    protection = Protection.of_options(given)
-    if options.tests is not None:
-        _expect_tests(options.tests.path, description)
+    if options.tests is not None and not any(site_data.test_files(options.tests.path, description)):
+        raise ConfigError(f"--test {options.tests}: no file is there; expected <class>/ folders with images in it")
     experiment = options.experiment
     Engine(experiment.engine)
     if ":" in experiment.method + experiment.model:
@@ -228,21 +213,8 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
     engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
     counts = [ImageCounts(1, 1) for _ in description.sites]
     server = Server(experiment, site_data.without_images(description), counts, engine, description.fingerprint())
-    if protection.epsilon and server.state["statistics"].numel():
+    if options.protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
-
-
-def _expect_tests(folder: Path, description: Description) -> None:
-    if not folder.is_dir():
-        raise ConfigError(f"--test {folder}: there is no such folder; expected <class>/ folders with images in it")
-    for entry in entries(folder):
-        if not entry.is_dir() or entry.name not in description.classes:
-            raise ConfigError(
-                f"--test {folder}: '{entry.name}' is no folder of a class; the federation '{description.name}' has: "
-                f"{', '.join(description.classes)}{did_you_mean(entry.name, description.classes)}"
-            )
-    if not any(files_below(folder)):
-        raise ConfigError(f"--test {folder}: no file is there; expected <class>/ folders with images in it")
 
 
 # --- the server's index of its runs ------------------------------------------------------------------
@@ -253,16 +225,16 @@ class RunEntry:
     run: str
     folder: str
     options: dict[str, Any]
-    rounds: int = 0  # that were done before it
 
 
 def read_run_index(folder: ServerFolder) -> list[RunEntry]:
     """All starts, the oldest first."""
     try:
-        return [RunEntry(**entry) for entry in json.loads(folder.run_index.read_text())]
+        written = json.loads(folder.run_index.read_text())
+        return [RunEntry(entry["run"], entry["folder"], entry["options"]) for entry in written]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         raise RunError(
             f"{folder.run_index}: cannot be read; move it away, the runs themselves are in their folders"
         ) from None
@@ -270,29 +242,13 @@ def read_run_index(folder: ServerFolder) -> list[RunEntry]:
 
 def add_to_run_index(folder: ServerFolder, entry: RunEntry) -> None:
     """Add a start."""
-    content = json.dumps([asdict(each) for each in [*read_run_index(folder), entry]], indent=1) + "\n"
-    write_whole(folder.run_index, content.encode(), RunError, durable=True)
-
-
-def _last_start(folder: ServerFolder, run_folder: Path) -> RunEntry | None:
-    """The last start of the run in a folder."""
-    return next((entry for entry in reversed(read_run_index(folder)) if Path(entry.folder) == run_folder), None)
+    entries = [*read_run_index(folder), entry]
+    write_json(folder.run_index, [asdict(each) for each in entries], RunError, durable=True)
 
 
 def last_options(folder: ServerFolder, run_folder: Path) -> dict[str, Any]:
-    """What the run in a folder was asked for at the last start that did a round, or at the last where none did."""
+    """What the run in a folder was asked for when it was last started."""
     starts = [entry for entry in read_run_index(folder) if Path(entry.folder) == run_folder]
     if not starts:
         raise RunError(f"{run_folder}: not a run of this federation; give the options it was started with")
-    # Who starts from nothing may do so in the folder of an earlier run that was removed.
-    starts = starts[max((i for i, entry in enumerate(starts) if not entry.rounds), default=0) :]
-    after = [*(entry.rounds for entry in starts[1:]), rounds_done(run_folder)]
-    useful = [entry for entry, reached in zip(starts, after, strict=True) if reached > entry.rounds]
-    return (useful or starts)[-1].options
-
-
-def rounds_done(run_folder: Path) -> int:
-    """The last round in a run's folder."""
-    metrics = run_folder / records.METRICS
-    done = records.read(metrics) if metrics.exists() else []
-    return done[-1]["round"] if done else 0
+    return starts[-1].options

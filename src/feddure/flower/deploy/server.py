@@ -23,7 +23,7 @@ from feddure.flower.deploy.processes import (
     wait_until,
     write_pidfile,
 )
-from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request, site_of
+from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
@@ -83,17 +83,9 @@ class SuperExec:
         self._process.stop()
 
 
-@dataclass(frozen=True)
-class Running:
-    """The processes of a server."""
-
-    superlink: Process
-    superexec: SuperExec
-
-
 @contextmanager
-def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Running]:
-    """A running server: everything it started is ended with the block."""
+def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tuple[Process, SuperExec]]:
+    """A running server's SuperLink and SuperExec: everything it started is ended with the block."""
     description = folder.read()
     settings = read_settings(folder)
     host = _bind_address(host or settings.bind)
@@ -127,20 +119,19 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[Runn
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
         try:
-            yield Running(superlink, superexec)
+            yield superlink, superexec
         finally:
             show("ending the server")
 
 
 def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
     """Run a server until it is told to end."""
-    with serving(folder, host, show) as running:
+    with serving(folder, host, show) as (superlink, superexec):
         show(f"log       {folder.log}")
         show("ready: sites can join; Ctrl-C ends the server, and what it knows stays on disk")
-        superlink = running.superlink
         while not superlink.ended:
-            if running.superexec.ended:
-                running.superexec.restart()
+            if superexec.ended:
+                superexec.restart()
             time.sleep(POLL_SECONDS)
         raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.log_tail()}")
 
@@ -154,7 +145,7 @@ class RequestLog:
     _refused: dict[str, float] = field(default_factory=dict)  # address → when it was last told
 
     def __call__(self, request: Request) -> None:
-        site = site_of(request, self.sites) or ("a site" if not self.sites else None)
+        site = self.sites.get(request.public_key) if self.sites else "a site"
         if request.status == 401 or (site is None and request.status >= 400):
             self._show_refused(request, site)
         elif site is not None and request.status == 200:
@@ -201,7 +192,7 @@ def _bind_address(host: str) -> str:
             f"{host}: this name has no address here ({problem}); `--host ADDRESS` names the address to bind"
         ) from None
     # Many systems give their own name such an address; the server would be ready, and out of reach of every site.
-    if host != "localhost" and not _is_address(host) and ipaddress.ip_address(address).is_loopback:
+    if host not in ("localhost", address) and ipaddress.ip_address(address).is_loopback:
         raise RunError(
             f"{host}: stands for {address} on this machine, which no site can reach; "
             f"say `--host` and the machine's address in the network, or `--host 0.0.0.0` for all of its addresses"
@@ -209,21 +200,13 @@ def _bind_address(host: str) -> str:
     return address
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _expect_certificates(folder: ServerFolder, show: Show) -> None:
-    certificate = certificates.validity(certificates.read_certificate(folder.certificate))
-    problem = certificate.problem(str(folder.certificate))
-    if problem is not None:
+    certificate = certificates.read_certificate(folder.certificate)
+    problem = certificates.validity_problem(certificate, str(folder.certificate))
+    if problem:
         raise certificates.CertificateError(problem)
-    if certificate.days_left() <= certificates.WARN_DAYS:
-        left = certificate.days_left()
+    left = certificates.days_left(certificate)
+    if left <= certificates.WARN_DAYS:
         show(f"note: the server's certificate ends in {left} days: feddure federate renew {folder.root}")
     if folder.authority_key.exists():
         show(f"note: {folder.authority_key} is still here; it belongs off line (see {folder.readme.name})")
@@ -233,9 +216,9 @@ def _expect_certificates(folder: ServerFolder, show: Show) -> None:
 
 
 def _sites_by_key(folder: ServerFolder, description: Description) -> dict[bytes, str]:
-    found: dict[bytes, str] = {}
-    for site in description.sites:
-        path: Path = folder.public_key(site)
-        if path.exists():
-            found[certificates.public_pem(certificates.read_public_key(path))] = site
-    return found
+    paths = {site: folder.public_key(site) for site in description.sites}
+    return {
+        certificates.public_pem(certificates.read_public_key(path)): site
+        for site, path in paths.items()
+        if path.exists()
+    }

@@ -107,11 +107,10 @@ def _unknown_key(bundle: Bundle, site: str, connection: Connection) -> str:
     key = certificates.fingerprint(certificates.read_private_key(bundle.key).public_key())
     return (
         f"site {site}: the server at {connection.address} turned this site away: it does not know its key.\n"
-        f"given:    {bundle.key}, {key}\n"
-        f"expected: the key that is registered for {site} at the server\n"
-        f"to do:    ask the server's operator to compare it with `ssh-keygen -lf server/nodes/{site}.pub` there. "
-        f"Where they differ, use the node.key of the latest bundle, or let the operator put {bundle.public_key} at "
-        f"that place and start the server again. A key that was unregistered once is of no more use: make a new one"
+        f"given: {bundle.key}, {key}\n"
+        f"to do: ask the server's operator to compare it with `ssh-keygen -lf server/nodes/{site}.pub` there. Where "
+        f"they differ, use the node.key of the latest bundle, or make a new one (a key that was unregistered is of no "
+        f"more use) and let the operator put {bundle.public_key} there and start the server again"
     )
 
 
@@ -164,7 +163,7 @@ def start(
 def _preflight(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show) -> Connection:
     """Refuse what would fail in every round, and a server that is not this federation's; how to reach the right one."""
     # Options with which the ClientApp could not train are refused here: they would fail there in every round.
-    Protection.of_options(options)
+    Protection(options.get("clipping-norm", 0.0), options.get("dp-epsilon", 0.0), options.get("dp-delta", 1e-5))
     Engine(read_experiment(experiments.to_yaml(Experiment()), str(options.get("device", ""))).engine)
     make_private_folder(bundle.state, RunError)
     found = check(bundle, site, images, connect=False, cache=bundle.cache)
@@ -257,7 +256,7 @@ class LogFilter:
             self._work_line(line)
 
     def _connection_line(self, line: str) -> None:
-        level, text = _parts(line)
+        level, text = _split_level(line)
         if text.startswith(_JOINED):
             self.joined = self._connected = True
             self._tell(f"connected to {self._server}; waiting for a run (Ctrl-C leaves the federation)")
@@ -279,7 +278,7 @@ class LogFilter:
             self._tell(f"Flower reports an error: {text}")
 
     def _work_line(self, line: str) -> None:
-        level, text = _parts(line)
+        level, text = _split_level(line)
         if line.startswith(LOG_PREFIX):
             if line != self._last:  # a run that refuses this site asks it again and again
                 self._tell(line.removeprefix(LOG_PREFIX))
@@ -295,7 +294,7 @@ class LogFilter:
         self._show(f"{time.strftime('%H:%M:%S')}  {text}")
 
 
-def _parts(line: str) -> tuple[str, str]:
+def _split_level(line: str) -> tuple[str, str]:
     """The level of a line of Flower's, and what it says; no level where another program wrote it."""
     found = _LEVEL.fullmatch(line)
     return (found[1], found[2]) if found else ("", line)

@@ -3,21 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddure.flower.deploy.control import LOOPBACK, Control
+from feddure.flower.deploy.control import LOOPBACK, Control, SiteStatus
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import is_listening
 from feddure.flower.deploy.run import read_run_index
 from feddure.tracking import records
 from feddure.tracking.summary import evaluations
-
-
-@dataclass(frozen=True)
-class SiteStatus:
-    """A site; `status` is unregistered, registered (never seen), online, offline, or unknown without keys."""
-
-    site: str
-    status: str
-    since: str
 
 
 @dataclass(frozen=True)
@@ -51,12 +42,9 @@ def read_status(folder: ServerFolder) -> Status:
     if not is_listening(LOOPBACK, settings.control_port):
         return Status(description.name, address, False, [], [])
     control = Control(folder)
-    nodes = {node.site: node for node in control.nodes()}
+    known = {site.site: site for site in control.sites()}
     absent = "unregistered" if settings.secure else "unknown"
-    sites = [
-        SiteStatus(site, nodes[site].status, nodes[site].since) if site in nodes else SiteStatus(site, absent, "")
-        for site in description.sites
-    ]
+    sites = [known.get(site) or SiteStatus(site, absent) for site in description.sites]
     folders = {entry.run: Path(entry.folder) for entry in read_run_index(folder)}
     runs = []
     for state in control.runs():
