@@ -49,7 +49,7 @@ def main() -> None:
     pillow = on_cpu(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
     clock = on_cuda if device.type == "cuda" else on_cpu
     batched = clock(lambda: augment.strong(on_device, decisions, normalise), options.repeats)
-    differing = int((augment.strong_uint8(on_device, decisions).cpu().numpy() != one_by_one()).sum())
+    differing = int((augment.strong(on_device, decisions).cpu().numpy() != one_by_one()).sum())
 
     report = {
         "benchmark": "augment",

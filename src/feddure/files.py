@@ -9,7 +9,7 @@ from typing import Any
 from feddure.errors import FeddureError
 
 
-def write_whole(path: Path, content: bytes, error: type[FeddureError], durable: bool = False) -> None:
+def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureError], durable: bool = False) -> None:
     """Write a file aside and rename it: a kill at any moment leaves the old file or the new one.
 
     `durable` also survives a loss of power. A file that cannot be written raises `error`, which names it.

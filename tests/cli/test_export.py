@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import folders
 from feddure import cli
-from feddure.errors import ConfigError, RunError
+from feddure.errors import RunError
 
 pytestmark = [
     pytest.mark.usefixtures("quiet"),
@@ -46,10 +46,3 @@ def test_options(tmp_path):
         invoke(folder, "--out", target, "--ema")
     invoke(folder, "--out", target, "--ema", "--force")
     assert not torch.equal(torch.jit.load(target)(images)[1], before[1])
-
-
-def test_mistakes_are_explained(tmp_path):
-    with pytest.raises(ConfigError, match="expected one of safetensors, onnx, torchscript"):
-        invoke(tmp_path, "--format", "caffe")
-    with pytest.raises(RunError, match="no such run folder"):
-        invoke(tmp_path / "nowhere", "--format", "onnx")

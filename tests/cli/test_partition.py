@@ -1,8 +1,6 @@
 """`feddure partition`, end to end on the embedded images."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,8 +136,3 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, mon
     assert refusal.startswith(f"{option} {tmp_path / name}: ")
     assert message in refusal
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.npz"]
-
-
-def test_without_a_plot_matplotlib_is_not_imported():
-    program = "import sys, feddure.cli.partition; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

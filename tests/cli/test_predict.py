@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import folders
 from feddure import cli
-from feddure.errors import ConfigError, DataError, RunError
+from feddure.errors import ConfigError
 from feddure.simulation import runs
 
 
@@ -110,16 +110,3 @@ def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos,
     for place in (tmp_path / "file" / "x.csv", tmp_path):
         with pytest.raises(ConfigError, match="--csv"):
             invoke(run, photos, "--csv", place)
-
-
-def test_mistakes_are_explained(run, photos, tmp_path):
-    with pytest.raises(RunError, match="no such run folder"):
-        invoke(tmp_path / "nowhere", photos)
-    with pytest.raises(RunError, match="not a model that feddure wrote"):
-        invoke(photos / "0.png", photos)
-    with pytest.raises(DataError, match="there is no such image or folder"):
-        invoke(run, photos / "typo.png")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no image in it"):
-        invoke(run, tmp_path / "empty")
-    assert "Invalid value for '--top'" in invoke(run, photos, "--top", 0, code=2)[1]

@@ -76,13 +76,6 @@ def test_switches_equal_the_twin_and_matter(switch):
     assert distance(found["theta"], usual["theta"]) > 1e-7
 
 
-def test_d_clip_bounds_the_reward():
-    found, usual = (one_step(**changes)[0] for changes in ({"feddure__d_clip": 1e-3}, {}))
-    assert abs(usual["d"]) > 1e-3
-    assert abs(found["d"]) == pytest.approx(1e-3)
-    assert found["d"].sign() == usual["d"].sign()
-
-
 def test_grey_images_and_the_residual_network_equal_the_twin():
     experiment = experiment_of("feddure", model="resnet9-slim", local_steps=1)
     assert_same_round(federation_of(experiment, toy_dataset(side=14, channels=1)))

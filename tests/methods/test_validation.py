@@ -79,25 +79,6 @@ def test_a_client_without_unlabelled_images_has_views_of_none(images):
     assert seen == {(0, 0, 0), (1, 6, 6), (2, 6, 6), (3, 6, 6)}
 
 
-def test_a_batch_can_be_changed_before_it_is_handed_on(images):
-    class Brighter(FedAvg):
-        def step(self, client, batch):
-            return super().step(client, replace(batch, labelled=batch.labelled + 1))
-
-    bright, _ = finish(Brighter, images)
-    plain, _ = finish(FedAvg, images)
-    assert not torch.equal(bright.server.state["theta"], plain.server.state["theta"])
-
-
-def test_a_batch_says_what_it_has(images):
-    class Mistaken(FedAvg):
-        def step(self, client, batch):
-            return batch.images
-
-    with pytest.raises(AttributeError, match="no 'images'; it has labelled, labels, plain, weak, strong, truth"):
-        finish(Mistaken, images)
-
-
 # --- what a class says ---------------------------------------------------------------------------------
 
 
@@ -150,15 +131,6 @@ def test_a_class_that_cannot_be_used_is_refused_before_the_first_round(images, m
 def test_a_hook_that_does_what_it_must_not_is_named(images, method, message):
     with pytest.raises(ConfigError, match=message):
         finish(method, images)
-
-
-def test_a_step_may_be_put_in_when_the_method_is_made(images):
-    class Late(feddure.Method):
-        def __init__(self, experiment):
-            super().__init__(experiment)
-            self.step = FedAvg(experiment).step
-
-    finish(Late, images)
 
 
 class Twice(FedAvg):

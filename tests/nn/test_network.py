@@ -81,15 +81,6 @@ def test_gradient(name, norm):
     assert flat[network.parameters.trained :].abs().sum() == 0
 
 
-def test_one_network_serves_many_weights():
-    network, theta, _, _, images = made()
-    other = theta + 0.1
-    first = network.probe(network.weights(theta), images)
-    second = network.probe(network.weights(other), images)
-    assert not torch.allclose(first, second)
-    assert torch.equal(network.probe(network.weights(theta), images), first)
-
-
 def test_measured_statistics_are_the_mean_over_batches():
     network, theta, statistics, module, images = made()
     found = network.measure_statistics(theta, statistics, list(images.split(2)))

@@ -178,14 +178,6 @@ def test_the_safetensors_file_loads_strictly_and_in_single_precision(exported):
     assert {tensor.dtype for tensor in state.values()} == {torch.float32, torch.int64}
 
 
-def test_the_onnx_graph_is_plain(exported):
-    model = onnx.load(exported["onnx"])
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
-    (images,) = model.graph.input
-    assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
-    assert [place.dim_param or place.dim_value for place in images.type.tensor_type.shape.dim] == ["batch", 1, 8, 8]
-
-
 def test_no_path_of_the_machine_travels(trained, exported):
     assert b"/home/ada" in (trained / "model.safetensors").read_bytes()
     for kind in FORMATS:
@@ -215,18 +207,10 @@ def test_the_file_has_the_name_of_its_run(copied, monkeypatch):
     assert (copied / "model.safetensors").read_bytes() == before
 
 
-def test_the_ending_decides_on_the_format(tmp_path):
-    source = model_file(tmp_path / "model.safetensors")
-    assert zipfile.is_zipfile(feddure.export(source, tmp_path / "a.PT"))
-    assert load_file(feddure.export(source, tmp_path / "a.safetensors"))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
         ("onnx", "x.pt", "ending means torchscript"),
-        ("torchscript", "x.ONNX", "ending means onnx"),
-        ("onnx", "x.safetensors", "ending means safetensors"),
         (None, "x.model", r"give --format \(safetensors, onnx, torchscript\)"),
         (None, None, "give --format"),
         ("pickle", None, "format 'pickle'"),
@@ -242,8 +226,8 @@ def test_formats_that_are_refused(tmp_path, kind, name, message):
     [
         ("mine.pt", False, r"mine\.pt: is there already; add --force"),
         ("model.safetensors", True, "is the model to export"),
-        (".", True, "is a folder"),
-        ("no/such/folder.pt", True, "no such folder"),
+        (".", True, "cannot be written"),
+        ("no/such/folder.pt", True, "cannot be written"),
     ],
 )
 def test_targets_that_are_refused(tmp_path, out, force, message):

@@ -178,27 +178,12 @@ class Peeks(FedAvg):
         return record | {"loss": torch.tensor(record["loss"].item(), device=record["loss"].device)}
 
 
-class Silent(FedAvg):
-    """Has nothing to say."""
-
-    def step(self, client, batch):
-        super().step(client, batch)
-
-
 def test_a_step_that_cannot_be_captured_runs_all_the_same(colour):
     feddure.register_method("peeks", Peeks)
     start = tiny.federation(on_cpu({}), colour).server.state
     with pytest.warns(FeddureWarning, match="cannot be captured"):
         found = tiny.finished(on_gpu({"method": "peeks"}), colour)
     assert not found.server.program.captures
-    assert_models_near(found.server.state, tiny.finished(on_gpu({}), colour).server.state, start)
-
-
-def test_a_step_that_records_nothing(colour):
-    feddure.register_method("silent-on-gpu", Silent)
-    start = tiny.federation(on_cpu({}), colour).server.state
-    found = tiny.finished(on_gpu({"method": "silent-on-gpu"}), colour)
-    assert found.server.program.captures
     assert_models_near(found.server.state, tiny.finished(on_gpu({}), colour).server.state, start)
 
 
@@ -215,13 +200,3 @@ def test_clients_without_labelled_or_without_unlabelled_images(colour):
     found = tiny.finished(on_gpu(changes), colour, owned=bare)
     assert found.server.program.captures
     assert_models_near(found.server.state, expected, start)
-
-
-def test_the_timeline_is_measured_on_the_device(colour):
-    federation = tiny.federation(on_gpu({"method": "feddure"}), colour)
-    federation.engine.lanes.timeline = []
-    run(federation)
-    spans = federation.engine.lanes.timeline
-    assert len(spans) == 8
-    assert {span.lane for span in spans} == {0, 1, 2, 3}
-    assert all(0 <= span.start < span.end for span in spans)

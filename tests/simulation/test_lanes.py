@@ -113,23 +113,6 @@ def test_the_timeline_tells_who_worked_when(images):
     assert all(0 <= span.start <= span.end for span in lanes.timeline)
 
 
-def test_no_task_gives_no_result():
-    assert Lanes(torch.device("cpu"), 3).run([]) == []
-
-
-class Silent(Method):
-    """Learns nothing and says nothing."""
-
-    def step(self, client, batch):
-        pass
-
-
-def test_a_step_may_record_nothing(images):
-    feddure.register_method("silent", Silent)
-    federation = tiny.finished(tiny.experiment(method="silent"), images)
-    assert federation.round == 2
-
-
 def test_engines_do_not_mix_up_data_sets():
     """A data set that nobody else holds must not lend its identity to the next one."""
     engine = Engine(tiny.experiment().engine)

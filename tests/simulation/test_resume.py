@@ -110,10 +110,6 @@ def test_how_the_work_is_done_may_change(tmp_path, monkeypatch, whole):
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole["metrics.jsonl"]
 
 
-def test_resume_in_a_new_folder_starts_from_the_beginning(tmp_path):
-    assert execute(tmp_path / "new", resume=True).finished
-
-
 def test_signals_are_left_as_they_were(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     execute(tmp_path)

@@ -1,6 +1,5 @@
 """A run's folder: what it holds, what is refused, and what is left behind."""
 
-import errno
 import json
 import os
 import threading
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -16,7 +14,7 @@ import folders
 import tiny
 from feddure import experiments
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, DataError, FeddureError, RunError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.serving.load import read_network
 from feddure.tracking import records
 from folders import LONG, contents, disk_is_full, execute, visible
@@ -57,12 +55,6 @@ def test_a_run_leaves_everything_to_replay_it(tmp_path, whole):
     assert contents(folder) == whole
 
 
-def test_wall_clock_times_stay_out_of_the_metrics(tmp_path):
-    folder = execute(tmp_path / "run").folder
-    assert "seconds" not in (folder / "metrics.jsonl").read_text()
-    assert [record["clients"] for record in records.read(folder / "timing.jsonl")] == [3, 3]
-
-
 def test_the_model_file_is_the_global_model(tmp_path):
     folder = execute(tmp_path / "run").folder
     expected = tiny.finished(tiny.experiment(), folders.IMAGES).server.model_state()
@@ -73,11 +65,6 @@ def test_the_model_file_is_the_global_model(tmp_path):
         assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["feddure"])["classes"] == list("abcd")
-
-
-def test_the_configuration_on_disk_is_plain_yaml(tmp_path):
-    folder = execute(tmp_path / "run", **{"options.note": "a: b"}).folder
-    assert yaml.safe_load((folder / "config.yaml").read_text())["options"] == {"note": "a: b"}
 
 
 def test_a_run_in_another_thread_needs_no_signals(tmp_path):
@@ -105,25 +92,11 @@ def test_a_folder_with_other_things_is_refused(tmp_path):
     assert visible(tmp_path) == {"holiday.jpg"}
 
 
-def test_an_empty_folder_is_used(tmp_path):
-    assert execute(tmp_path).finished
-
-
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("a file")
     refused(RunError, "a file is there", tmp_path / "run")
     refused(RunError, "cannot be made", tmp_path / "run" / "below")
     assert (tmp_path / "run").read_text() == "a file"
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
-    def denied(self, *_, **__):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "mkdir", denied)
-    message = refused(RunError, "cannot be made", tmp_path / "run")
-    assert "Permission denied" in message
-    assert str(tmp_path / "run") in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -168,12 +141,6 @@ def test_resuming_with_other_images_is_refused(tmp_path):
     folder = execute(tmp_path / "run").folder
     (folder / "model.safetensors").unlink()
     refused(DataError, "fingerprint", folder, resume=True, images=tiny.dataset(size=164))
-
-
-def test_a_damaged_configuration_is_named(tmp_path):
-    folder = execute(tmp_path / "run").folder
-    (folder / "config.yaml").write_text("rounds: [")
-    refused(FeddureError, "config.yaml: not valid YAML", folder, resume=True)
 
 
 # --- a full disk ---------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tiny
-from feddure.config import Server
 from feddure.methods.base import weighted_mean
 from feddure.simulation import server
 
@@ -86,23 +85,11 @@ def test_server_optimisers_leave_statistics_to_the_mean(images):
     assert not torch.equal(other.server.state["theta"], plain.server.state["theta"])
 
 
-def test_a_mean_is_exact_for_equal_uploads():
-    upload = {"theta": torch.rand(7, dtype=torch.float64)}
-    close(weighted_mean([upload] * 3, [1.0, 5.0, 2.0])["theta"], upload["theta"])
-
-
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 def test_a_mean_of_tensors_of_any_shape(shape):
     uploads = [{"value": torch.rand(shape, dtype=torch.float64)} for _ in range(3)]
     expected = (uploads[0]["value"] + 2 * uploads[1]["value"] + 5 * uploads[2]["value"]) / 8
     close(weighted_mean(uploads, [1.0, 2.0, 5.0])["value"], expected)
-
-
-def test_moments_start_at_zero():
-    before, mean = torch.zeros(3), torch.tensor([1.0, 2.0, -1.0])
-    after, moments = server.optimise(Server(optimizer="momentum"), before, mean, {})
-    assert torch.equal(after, mean)
-    assert moments.keys() == {"momentum"}
 
 
 def without_images(images):

@@ -37,11 +37,10 @@ def export(
     ```
     """
     from feddure.serving.export import export as write_model  # torch takes seconds: only when it is needed
-    from feddure.serving.load import detect, parse_safetensors, read_file
+    from feddure.serving.load import detect, read_network
 
     target = write_model(run, out, format=kind, ema=ema, force=force)
-    path, content = read_file(run)
-    about, _ = parse_safetensors(content, path)
+    about, _ = read_network(run)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     if detect(target.read_bytes()) == "safetensors":

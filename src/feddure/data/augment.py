@@ -69,7 +69,6 @@ def weak_decisions(raw: np.ndarray, side: int, cutout: bool = False) -> np.ndarr
 
     With `cutout` the words are [n, WEAK_BITS + CUTOUT_BITS] and the decisions end with the centre's y and x.
     """
-    _expect_columns(raw, WEAK_BITS + CUTOUT_BITS * cutout)
     columns = _crop_columns(raw[:, 0])
     if cutout:
         columns += _cutout_columns(raw[:, 1], side)
@@ -82,7 +81,6 @@ def strong_decisions(raw: np.ndarray, side: int) -> np.ndarray:
     The columns are flip, dy, dx; then twice the operation's place in OPERATIONS, its level 1..9, whether
     it is applied and whether its sign is negative; then the cutout centre's y and x.
     """
-    _expect_columns(raw, STRONG_BITS)
     columns = _crop_columns(raw[:, 0])
     for word in (raw[:, 1], raw[:, 2]):
         operation, level, applied, negative = _split(word, len(OPERATIONS), geometry.LEVELS)
@@ -108,28 +106,18 @@ def _cutout_columns(word: np.ndarray, side: int) -> list[np.ndarray]:
     return _split(word, side, side)[:2]
 
 
-def weak(images: Tensor, decisions: np.ndarray, normalise: Normalise) -> Tensor:
-    """T_w, normalised: flip and crop, then a grey cutout where the decisions hold its centre."""
+def weak(images: Tensor, decisions: np.ndarray, normalise: Normalise | None = None) -> Tensor:
+    """T_w: flip and crop, then a grey cutout where the decisions hold its centre; shapes are those of `strong`."""
     return _run(_weak, images, decisions, normalise)
 
 
-def weak_uint8(images: Tensor, decisions: np.ndarray) -> Tensor:
-    """T_w as uint8 images [n, side, side, channels]."""
-    return _run(_weak, images, decisions)
-
-
-def strong(images: Tensor, decisions: np.ndarray, normalise: Normalise) -> Tensor:
-    """T_s, normalised: flip and crop, two random operations, a grey cutout.
+def strong(images: Tensor, decisions: np.ndarray, normalise: Normalise | None = None) -> Tensor:
+    """T_s: flip and crop, two random operations, a grey cutout.
 
     Takes uint8 images [n, side, side, channels] on any device; the result is [n, channels, side, side] in
-    channels-last memory.
+    channels-last memory, or without `normalise` uint8 like the images.
     """
     return _run(_strong, images, decisions, normalise)
-
-
-def strong_uint8(images: Tensor, decisions: np.ndarray) -> Tensor:
-    """T_s as uint8 images [n, side, side, channels]."""
-    return _run(_strong, images, decisions)
 
 
 def plain(images: Tensor, normalise: Normalise) -> Tensor:
@@ -144,9 +132,9 @@ def _run(
     transform: Callable[[Tensor, np.ndarray], Tensor],
     images: Tensor,
     decisions: np.ndarray,
-    normalise: Normalise | None = None,
+    normalise: Normalise | None,
 ) -> Tensor:
-    _check(images, decisions)
+    _check(images)
     dtype = torch.uint8 if normalise is None else normalise.dtype
     out = torch.empty(images.shape, dtype=dtype, device=images.device)
     for part in _chunks(images):
@@ -245,7 +233,7 @@ def _lines(normalise: Normalise, width: int, device: torch.device) -> tuple[Tens
     return (255 * mean).repeat(width).to(device, dtype), (1 / (255 * std)).repeat(width).to(device, dtype)
 
 
-def _check(images: Tensor, decisions: np.ndarray) -> None:
+def _check(images: Tensor) -> None:
     shape = tuple(images.shape)
     if images.dtype != torch.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise DataError(
@@ -254,10 +242,3 @@ def _check(images: Tensor, decisions: np.ndarray) -> None:
         )
     if shape[1] <= geometry.PADDING:
         raise DataError(f"images of {shape[1]} × {shape[1]} pixels are too small to augment: make them 5 × 5 or more")
-    if len(decisions) != len(images):
-        raise ValueError(f"{len(decisions)} rows of decisions were given for {len(images)} images")
-
-
-def _expect_columns(raw: np.ndarray, columns: int) -> None:
-    if raw.ndim != 2 or raw.shape[1] != columns:
-        raise ValueError(f"random words of shape {raw.shape} were given, expected [n, {columns}]")

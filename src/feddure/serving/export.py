@@ -143,12 +143,8 @@ def _default_target(source: Path, kind: str) -> Path:
 def _check_target(target: Path, source: Path, force: bool) -> None:
     if target.resolve() == source.resolve():
         raise RunError(f"{target}: is the model to export; choose another --out")
-    if target.is_dir():
-        raise RunError(f"{target}: is a folder; give --out the name of a file")
     if target.exists() and not force:
         raise RunError(f"{target}: is there already; add --force to replace it, or choose another --out")
-    if not target.parent.is_dir():
-        raise RunError(f"{target.parent}: there is no such folder; make it, or choose another --out")
 
 
 def _is_same(content: bytes, kind: str, network: nn.Module, description: Description) -> bool:

@@ -123,11 +123,6 @@ class Model:
             raise RunError(f"{self.source}: the model's output is not finite; it cannot be used (training diverged)")
         return probabilities
 
-    def __repr__(self) -> str:
-        about = self.description
-        shape = f"{about.size} × {about.size} × {about.channels}"
-        return f"<feddure model {self.source}: {about.model}, {shape} pixels, {len(about.classes)} classes>"
-
 
 def load_model(source: Path | str, *, device: str = "auto", ema: bool = False) -> Model:
     """The model of a finished run, or in an exported file.

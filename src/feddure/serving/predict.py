@@ -76,29 +76,26 @@ def classify(model: Model, files: Sequence[Path], batch: int = BATCH, progress: 
     """A prediction for each file, in order, as soon as its batch is done."""
     if batch < 1:
         raise ConfigError(f"batch: {batch} was given, expected 1 or more")
+    about = model.description
+    rule = Rule(about.size, about.channels, depth=about.depth)
     with ThreadPoolExecutor() as threads, bar("classifying images", len(files), progress) as advance:
         for start in range(0, len(files), batch):
             part = files[start : start + batch]
-            yield from _classify(model, part, list(threads.map(lambda file: _decode(file, model), part)))
+            decoded = list(threads.map(_decode, part, [rule] * len(part)))
+            pixels = [image for image in decoded if not isinstance(image, str)]
+            rows = iter(model(np.stack(pixels)) if pixels else ())
+            for file, image in zip(part, decoded, strict=True):
+                if isinstance(image, str):
+                    yield Prediction(file, (), image)
+                else:
+                    shares = zip(model.classes, next(rows).tolist(), strict=True)
+                    yield Prediction(file, tuple(sorted(shares, key=lambda share: -share[1])))
             advance(len(part))
 
 
-def _classify(model: Model, files: Sequence[Path], decoded: Sequence[np.ndarray | str]) -> Iterator[Prediction]:
-    pixels = [image for image in decoded if not isinstance(image, str)]
-    rows = iter(model(np.stack(pixels)) if pixels else ())
-    for file, image in zip(files, decoded, strict=True):
-        if isinstance(image, str):
-            yield Prediction(file, (), image)
-        else:
-            row = next(rows)
-            order = np.argsort(-row, kind="stable")
-            yield Prediction(file, tuple((model.classes[index], float(row[index])) for index in order))
-
-
-def _decode(file: Path, model: Model) -> np.ndarray | str:
+def _decode(file: Path, rule: Rule) -> np.ndarray | str:
     """The image's pixels, or what is wrong with the file."""
     try:
-        about = model.description
-        return read(file, Rule(about.size, about.channels, depth=about.depth))
+        return read(file, rule)
     except Unreadable as problem:
         return str(problem)

@@ -103,17 +103,13 @@ def test_a_folder_that_cannot_be_written_leaves_the_decoded_file_in_the_cache(tm
     (data_dir / "cinic10-decoded.npz").mkdir()  # a file cannot take this name now
     first = sources.load("cinic10", data_dir)
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 1
-    assert sorted(path.name for path in data_dir.iterdir()) == ["CINIC-10", "cinic10-decoded.npz"]
-    monkeypatch.setattr(cinic, "decode_all", no_decoding)
-    assert sources.load("cinic10", data_dir).fingerprint == first.fingerprint
-
-
-def test_it_says_so_when_the_decoded_file_can_be_written_nowhere(tmp_path):
-    data_dir = write_cinic(tmp_path / "data")
-    (data_dir / "cinic10-decoded.npz").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(cinic, "decode_all", no_decoding)
+        assert sources.load("cinic10", data_dir).fingerprint == first.fingerprint
+    shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.warns(FeddureWarning, match="decodes every image again"):
-        assert len(sources.load("cinic10", data_dir).images) == 20
+        assert sources.load("cinic10", data_dir).fingerprint == first.fingerprint
 
 
 def empty(path: Path) -> None:

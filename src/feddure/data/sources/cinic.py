@@ -6,7 +6,7 @@ the user's cache folder. That file is made anew when the name, size or time of c
 
 import contextlib
 import hashlib
-import os
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from feddure.data.sources.folder import entries
 from feddure.data.sources.images import Rule, decode_all
 from feddure.data.sources.npz import DAMAGE
 from feddure.errors import DataError, FeddureWarning
+from feddure.files import write_whole
 
 MEAN = (0.47889522, 0.47227842, 0.43047404)
 STD = (0.24205776, 0.23828046, 0.25874835)
@@ -96,19 +97,13 @@ def _recall(store: Path, signature: str) -> dict[str, Any] | None:
 
 
 def _keep(stores: tuple[Path, ...], signature: str, arrays: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    np.savez(content, **{"signature": np.array(signature), **arrays})
     for store in stores:
-        part = store.with_name(f"{store.name}.{os.getpid()}.part")
-        try:
+        with contextlib.suppress(OSError, DataError):
             store.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                np.savez(file, **{"signature": np.array(signature), **arrays})
-            part.replace(store)
+            write_whole(store, content.getbuffer(), DataError)
             return
-        except OSError:
-            continue
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
     warnings.warn(
         f"the decoded CINIC-10 could be written neither to {stores[0]} nor to {stores[1]}: "
         "the next load decodes every image again",

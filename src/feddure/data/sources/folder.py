@@ -143,15 +143,12 @@ def _class_problems(root: Path, classes: tuple[str, ...], tests: list[_Image]) -
 
 
 def _spelling_problems(folders: Iterable[Path], what: str) -> Iterator[str]:
-    """Folders whose names differ in capital and small letters alone: nobody means two classes by them."""
+    """Folders whose names differ in capital and small letters, or two sites' in their characters, alone."""
     known: dict[str, Path] = {}
     for folder in folders:
         other = known.setdefault(name_of(folder).casefold(), folder)
-        if name_of(other) != name_of(folder):
-            yield (
-                f"{folder}: the {what} '{name_of(folder)}' is written '{name_of(other)}' in {other}; give both "
-                "folders one name"
-            )
+        if name_of(other) != name_of(folder) or (what == "site" and other != folder):
+            yield f"{folder}: the {what} '{folder.name}' is written '{other.name}' in {other}; give both one name"
 
 
 def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_Image]]:
@@ -167,10 +164,7 @@ def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_I
     images: list[_Image] = []
     for site, folder in enumerate(folders):
         images += _owned(folder, _parts(folder, {"labelled", "unlabelled"}, problems), problems, site)
-    names = tuple(map(name_of, folders))
-    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        problems.append(f"{root / 'clients'}: two folders of the name '{name}', written in different characters")
-    return names, images
+    return tuple(map(name_of, folders)), images
 
 
 def _owned(folder: Path, parts: set[str], problems: list[str], site: int = 0) -> Iterator[_Image]:

@@ -8,23 +8,20 @@ keeps its pixels. An animation counts as its first frame.
 
 This file is also the program of a decoding process, which receives paths and sends pixels: a plain program, so that
 a script that loads data needs no `__main__` guard. It imports hardly anything of the package, so that it starts fast.
-Threads would not do: for small images the time goes into Python, where only one thread runs at a time.
+Threads would not do: they wait for each other in Python, where small images spend their time.
 """
 
-import contextlib
 import json
 import os
-import signal
-import struct
+import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -38,11 +35,8 @@ FULL_DEPTH = 16
 MOST_PROBLEMS = 20
 """Files that an error names; of more it says how many there are."""
 
-FILES_PER_PROCESS = 32
+FILES_PER_PROCESS = 64
 """A process is worth starting for this many files."""
-
-_GOOD, _BAD = b"+", b"-"
-# How a decoding process marks what follows: the brightest value and pixels, or the length and text of a problem.
 
 
 class Unreadable(ValueError):
@@ -70,31 +64,25 @@ def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bo
 
     images = np.empty((len(paths), rule.size, rule.size, rule.channels), dtype=np.uint8)
     peaks = np.zeros(len(paths), dtype=np.uint16)
-    problems: dict[int, str] = {}
-    count = min(_cores(), len(paths) // FILES_PER_PROCESS)
-
-    def take(start: int, results: Iterable[Result]) -> None:
-        for position, result in enumerate(results, start):
-            if isinstance(result, str):
-                problems[position] = result
-            else:
-                images[position], peaks[position] = result
-            advance(1)
-
-    with bar(description, len(paths), progress) as advance:
-        if count < 2:
-            take(0, _decode(paths, rule))
-        else:
-            starts = [len(paths) * number // count for number in range(count)]
-            parts = [paths[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
-            with ThreadPoolExecutor(count) as threads, _processes(count) as processes:
-                answers = map(_ask, processes, parts, [rule] * count)
-                for future in as_completed(list(map(threads.submit, [take] * count, starts, answers))):
-                    future.result()
+    problems: list[str] = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = max(FILES_PER_PROCESS, -(-len(paths) // (4 * cores)))  # a few parts a core, or the bar would stand still
+    parts = [paths[start : start + size] for start in range(0, len(paths), size)]
+    decode = _decode if len(parts) < 2 else _decode_aside
+    with bar(description, len(paths), progress) as advance, ThreadPoolExecutor(cores) as threads:
+        try:
+            results = (result for part in threads.map(decode, parts, [rule] * len(parts)) for result in part)
+            for position, result in enumerate(results):
+                if isinstance(result, str):
+                    problems.append(f"{paths[position]}: {result}")
+                else:
+                    images[position], peaks[position] = result
+                advance(1)
+        finally:
+            threads.shutdown(cancel_futures=True)  # or Ctrl-C would wait for every part
     if problems:
-        found = [f"{paths[position]}: {problems[position]}" for position in sorted(problems)]
-        more = [f"and {len(found) - MOST_PROBLEMS:,} more files"] if len(found) > MOST_PROBLEMS else []
-        raise DataError("\n".join([*found[:MOST_PROBLEMS], *more]))
+        more = [f"and {len(problems) - MOST_PROBLEMS:,} more files"] if len(problems) > MOST_PROBLEMS else []
+        raise DataError("\n".join([*problems[:MOST_PROBLEMS], *more]))
     _note_narrow(peaks, rule)
     return images
 
@@ -176,58 +164,18 @@ def _note_narrow(peaks: np.ndarray, rule: Rule) -> None:
     )
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def _processes(count: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Decoding processes, which are gone when the block ends, however it does."""
+def _decode_aside(paths: Sequence[Path], rule: Rule) -> list[Result]:
+    """What `_decode` says, in a process of its own."""
     # -P keeps the folder of the program, whose modules are not meant to be imported bare, off the path.
     command = [sys.executable, "-P", __file__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment))
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def _ask(process: "subprocess.Popen[bytes]", paths: Sequence[Path], rule: Rule) -> Iterator[Result]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout as answers:
-        # A process that is gone already is found out below, where its first answer is missing.
-        with contextlib.suppress(BrokenPipeError), process.stdin as asked:
-            asked.write(json.dumps({"rule": asdict(rule), "paths": [str(path) for path in paths]}).encode())
-        shape = (rule.size, rule.size, rule.channels)
-        for path in paths:
-            mark, number = answers.read(1), answers.read(4)
-            length = int.from_bytes(number, "little") if mark == _BAD else int(np.prod(shape))
-            content = answers.read(length)
-            if mark not in (_GOOD, _BAD) or len(content) != length:
-                raise DataError(f"{path}: the process that decoded it ended early; is memory short?")
-            if mark == _BAD:
-                yield content.decode()
-            else:
-                yield np.frombuffer(content, np.uint8).reshape(shape), int.from_bytes(number, "little")
-
-
-def _serve(asked: dict[str, Any]) -> None:
-    """Decode the images that `_ask` names onto standard output."""
-    for result in _decode(asked["paths"], Rule(**asked["rule"])):
-        if isinstance(result, str):
-            text = result.encode()
-            sys.stdout.buffer.write(_BAD + struct.pack("<I", len(text)) + text)
-        else:
-            pixels, peak = result
-            sys.stdout.buffer.write(_GOOD + struct.pack("<I", peak) + pixels.tobytes())
+    asked = json.dumps({"rule": asdict(rule), "paths": [str(path) for path in paths]}).encode()
+    done = subprocess.run(command, input=asked, capture_output=True, env=environment)
+    if done.returncode:
+        raise DataError(f"{paths[0]}: the process that decoded it and the next ended early; is memory short?")
+    return pickle.loads(done.stdout)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
-    _serve(json.load(sys.stdin))
+    asked = json.load(sys.stdin)
+    pickle.dump(list(_decode(asked["paths"], Rule(**asked["rule"]))), sys.stdout.buffer)
