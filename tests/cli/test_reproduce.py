@@ -214,6 +214,12 @@ def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*file"):
+        reproduce("claims", "--out", tmp_path / "file" / "out")
+
+
 def test_merging_from_nowhere_is_explained(tmp_path):
     with pytest.raises(RunError, match="no measured cells are there"):
         reproduce("claims", "--merge", tmp_path / "nothing", "--out", tmp_path / "out")

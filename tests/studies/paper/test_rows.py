@@ -10,13 +10,12 @@ from feddure.studies.paper.rows import (
     accuracy,
     beyond_labels,
     entry,
-    failed,
     grids,
-    missing,
     records,
     rows,
     steps,
     table,
+    unmeasured,
 )
 
 THREE = {0: 56.0, 1: 57.0, 2: 58.0}
@@ -77,11 +76,13 @@ def test_what_is_not_measured_is_missing_and_has_no_number(tmp_path):
     assert (empty.last10, empty.local_steps, empty.from_paper, empty.missing) == (None, None, None, [0, 1, 2])
     assert empty.failed == {0: "why"}
     assert accuracy(empty) == "failed"
-    assert failed(found) == ["CIFAR-10, FedAvg*, matched steps: DIR-DIR (seed 0): why"]
-    assert missing(found) == [
-        "CIFAR-10, FedAvg*, matched steps: DIR-DIR (seeds 1, 2)",
-        "CIFAR-10, FedDure: DIR-DIR (seeds 0, 2)",
-    ]
+    assert unmeasured(found) == {
+        "Failed": ["CIFAR-10, FedAvg*, matched steps: DIR-DIR (seed 0): why"],
+        "Not measured yet": [
+            "CIFAR-10, FedAvg*, matched steps: DIR-DIR (seeds 1, 2)",
+            "CIFAR-10, FedDure: DIR-DIR (seeds 0, 2)",
+        ],
+    }
 
 
 def test_every_number_of_the_papers_tables_has_a_row(measured, tmp_path):
