@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -190,8 +191,8 @@ def _report(
     written: list[Path] = []
     if cells:
         store.tabulate(cells)
-    for study, preset in dict.fromkeys((cell.study, cell.preset) for cell in cells):
-        own = [cell for cell in cells if (cell.study, cell.preset) == (study, preset)]
+    for _, group in groupby(cells, lambda cell: (cell.study, cell.preset)):
+        own = list(group)
         found = report.results(own, store, failed)
         written.append(report.write(found, plan.stem(own), store.folder))
         for part in report.show(found):
@@ -220,10 +221,8 @@ def _show_plan(cells: "list[Cell]", store: "Store") -> None:
     table = Table("study", "data set", "settings", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("methods", "seeds", "cells", "measured", "time"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault((cell.study, cell.experiment.dataset), []).append(cell)
-    for (study, dataset), own in rows.items():
+    for (study, dataset), group in groupby(cells, lambda cell: (cell.study, cell.experiment.dataset)):
+        own = list(group)
         left = unmeasured(own, store)
         methods = {cell.experiment.method for cell in own}
         settings = dict.fromkeys(cell.experiment.partition.setting for cell in own)

@@ -123,7 +123,7 @@ def test_methods_stand_in_rows_and_settings_in_columns_with_variants_below_their
         synthetic.row("table1", "feddure", THREE, options="feddure.d_clip=0.1"),
     ]
     (grid,) = grids(found)
-    assert (grid.title, grid.columns) == ("CIFAR-10", ["DIR-DIR", "IID-IID"])
+    assert (grid.title, list(grid.columns)) == ("CIFAR-10", ["DIR-DIR", "IID-IID"])
     assert grid.names == ["FedDure", "FedDure, feddure.d_clip=0.1", "FedMatch"]
     assert list(table(grid, 3)["local steps"]) == ["4.8–5.0", "5.0", "5.0"]
     assert list(table(grid, 3)["IID-IID"]) == ["57.0 ± 1.0", "–", "–"]
@@ -138,7 +138,7 @@ def test_charts_have_a_table_for_each_setting_with_the_axis_across():
         for value in (1.0, 0.3)
     ]
     assert [grid.title for grid in grids(found)] == ["CIFAR-10, IID-DIR", "CIFAR-10, DIR-DIR"]
-    assert grids(found)[0].columns == ["γ = 0.3", "γ = 1"]
+    assert list(grids(found)[0].columns) == ["γ = 0.3", "γ = 1"]
 
 
 def test_csv_has_every_number_and_nothing_where_there_is_none():

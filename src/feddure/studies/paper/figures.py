@@ -66,8 +66,8 @@ def _beside_paper(rows: Sequence[Row]) -> Figure:
     for part, grid in zip(parts, chosen, strict=True):
         part.suptitle(f"{grid.title}, test accuracy in %", x=0.01, ha="left")
         panels = part.subplots(1, len(grid.columns), sharex=True, sharey=True, squeeze=False)[0]
-        for column, (axes, title) in enumerate(zip(panels, grid.columns, strict=True)):
-            _dots(axes, [line[column] for line in grid.entries])
+        for axes, (title, column) in zip(panels, grid.columns.items(), strict=True):
+            _dots(axes, column)
             axes.set_title(title)
         panels[0].set_yticks(range(len(grid.names)), map(_wrapped, grid.names))
         panels[0].set_ylim(len(grid.names) - 0.4, -0.6)

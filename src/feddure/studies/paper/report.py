@@ -6,7 +6,6 @@ Files are made anew from the measured cells each time; what is not measured yet 
 import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,40 +69,6 @@ _VERDICTS: dict[Verdict, tuple[str, str, str]] = {
 """Colour on a terminal, and what is said of one claim and of several."""
 
 
-@dataclass(frozen=True)
-class Document:
-    """What a page says, as HTML and as Markdown."""
-
-    name: str  # of its files
-    study: str
-    lead: str
-    sections: Sequence[Section]
-    notes: Sequence[str] = ()
-    footer: Sequence[str] = ()
-    draw: Callable[[], Figure] | None = None
-
-    def html(self, pictures: Sequence[Picture]) -> str:
-        sections = [Section("", parts=pictures), *self.sections]
-        kicker = f"feddure reproduce {self.study}"
-        return page.page(kicker, ABOUT[self.study], [("", self.lead)], sections, self.notes, footer=self.footer)
-
-    def markdown(self) -> str:
-        title = ABOUT[self.study]
-        blocks = [f"{MARK}\n# {title}", self.lead, *(f"> {note}" for note in self.notes)]
-        blocks += [f"![{title}]({self.name}.png)"] if self.draw else []
-        for section in self.sections:
-            blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
-        return "\n\n".join(filter(None, [*blocks, *self.footer])) + "\n"
-
-
-def _markdown(part: Any) -> str:
-    if isinstance(part, Table):
-        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
-    if isinstance(part, Group):
-        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
-    return f"### {part.text}" if part.kind == "heading" else part.text
-
-
 # A study: a table or a chart.
 
 
@@ -148,7 +113,7 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
     lead = " ".join(filter(None, [setup, _throughout(found), _quantity(found, seeds)]))
     footer = frame.provenance(rows.runs_of(found))
     draw = partial(figures.figure, found) if any(row.seeds for row in found) else None
-    return _write(folder, Document(name, study, lead, sections, _notes(found), footer, draw))
+    return _write(folder, name, study, lead, sections, _notes(found), footer, draw)
 
 
 def _throughout(found: Sequence[Row]) -> str:
@@ -271,7 +236,7 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
         "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t; "
         "claims-comparisons.csv has them all."
     )
-    return _write(folder, Document("claims", "claims", lead, sections))
+    return _write(folder, "claims", "claims", lead, sections)
 
 
 def tally(found: Sequence[Claim]) -> str:
@@ -330,7 +295,7 @@ def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path
     frame.write_csv(folder / f"{name}.csv", pd.DataFrame(counted, columns=counts_columns))
     section = Section("In numbers", parts=[Table(columns, lines, numbers_from=2)])
     draw = partial(figures.partitions, dataset, dealt)
-    return _write(folder, Document(name, "partitions", lead, [section], draw=draw))
+    return _write(folder, name, "partitions", lead, [section], draw=draw)
 
 
 def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
@@ -356,6 +321,7 @@ def _theory_page(folder: Path) -> str:
     verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
     table = page.table(theory_report.table(report).drop(columns="verdict"))
     sections = [
+        Section("", parts=pictures),
         Section("In numbers", parts=[table, Text(theory_report.reading(report), "fact")]),
         Section("Verdicts", parts=[Text(one) for one in verdicts]),
         Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
@@ -363,7 +329,7 @@ def _theory_page(folder: Path) -> str:
     lead = "Both theorems on a small smooth network and full batches, each quantity beside a control that learns less."
     where = report["environment"]
     footer = [f"Measured on {where['cpu']}, {where['cores']} cores, with torch {where['torch']}."]
-    return Document("theory", "theory", lead, sections, footer=footer).html(pictures)
+    return page.page("feddure reproduce theory", ABOUT["theory"], [("", lead)], sections, footer=footer)
 
 
 # Files.
@@ -391,22 +357,45 @@ def write_index(folder: Path) -> None:
     rest = "`results.csv` has a line for each study and measured cell; the cells have their curves and diagnostics too."
     readme = folder / "README.md"
     if not readme.exists() or readme.read_bytes().startswith(MARK.encode()):
-        write_whole(readme, "\n\n".join([f"{MARK}\n# {title}", lead, table, rest, ""])[:-1].encode(), RunError)
+        write_whole(readme, f"{MARK}\n# {title}\n\n{lead}\n\n{table}\n\n{rest}\n".encode(), RunError)
 
 
-def _write(folder: Path, document: Document) -> Path:
-    """Write a document's files, each whole or not at all, and the index; returns the page."""
-
-    path = folder / f"{document.name}.html"
-    write_whole(folder / f"{document.name}.md", document.markdown().encode(), RunError)  # even if the figure fails
+def _write(
+    folder: Path,
+    name: str,
+    study: str,
+    lead: str,
+    sections: Sequence[Section],
+    notes: Sequence[str] = (),
+    footer: Sequence[str] = (),
+    draw: Callable[[], Figure] | None = None,
+) -> Path:
+    """Write what is said as Markdown, figure and page, each whole or not at all, and the index; returns the page."""
+    title, path = ABOUT[study], folder / f"{name}.html"
+    blocks = [f"{MARK}\n# {title}", lead, *(f"> {note}" for note in notes)]
+    blocks += [f"![{title}]({name}.png)"] if draw else []
+    for section in sections:
+        blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
+    text = "\n\n".join(filter(None, [*blocks, *footer])) + "\n"
+    write_whole(folder / f"{name}.md", text.encode(), RunError)  # even if the figure fails
     pictures = []
-    if document.draw:
-        figure = document.draw()
-        write_whole(folder / f"{document.name}.png", style.render(figure, "png"), RunError)
-        pictures = [page.embed(figure, f"{ABOUT[document.study]}: the numbers of the tables")]
-    write_whole(path, document.html(pictures).encode(), RunError)
+    if draw:
+        figure = draw()
+        write_whole(folder / f"{name}.png", style.render(figure, "png"), RunError)
+        pictures = [page.embed(figure, f"{title}: the numbers of the tables")]
+    sections = [Section("", parts=pictures), *sections]
+    html = page.page(f"feddure reproduce {study}", title, [("", lead)], sections, notes, footer=footer)
+    write_whole(path, html.encode(), RunError)
     write_index(folder)
     return path
+
+
+def _markdown(part: Any) -> str:
+    if isinstance(part, Table):
+        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
+    if isinstance(part, Group):
+        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
+    return f"### {part.text}" if part.kind == "heading" else part.text
 
 
 def _table(found: pd.DataFrame) -> Table:

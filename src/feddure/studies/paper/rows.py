@@ -143,26 +143,28 @@ class Grid(NamedTuple):
     """A table: methods down, settings or points of an axis across."""
 
     title: str
-    columns: list[str]
     names: list[str]
-    entries: list[list[Row | None]]  # [method][column]
+    columns: dict[str, list[Row | None]]  # [column][method]
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
     """A study's tables: one a data set, or one for each data set and setting where the study has an axis."""
     found = []
     for panel in panels(rows):
-        study, dataset, setting = panel[0].study, display_name(panel[0].dataset), panel[0].setting.upper()
+        study, axis, dataset = panel[0].study, STUDIES[panel[0].study].axis, display_name(panel[0].dataset)
         there = {(row.method, row.options, row.setting if row.value is None else row.value): row for row in panel}
         keys: list[Any] = list(dict.fromkeys(key for *_, key in there))
-        title, columns = dataset, [str(key).upper() for key in keys]
-        if STUDIES[study].axis:
+        title = dataset
+        if axis:
             keys.sort()
-            title, columns = f"{dataset}, {setting}", [axis_text(study, key) for key in keys]
+            title += f", {panel[0].setting.upper()}"
         methods = list(dict.fromkeys(row.method for row in panel))
         lines = sorted(dict.fromkeys(line[:2] for line in there), key=lambda line: methods.index(line[0]))
-        entries = [[there.get((*line, key)) for key in keys] for line in lines]
-        found.append(Grid(title, columns, [next(filter(None, line)).name for line in entries], entries))
+        names = {(row.method, row.options): row.name for row in panel}
+        columns = {
+            axis_text(study, key) if axis else key.upper(): [there.get((*line, key)) for line in lines] for key in keys
+        }
+        found.append(Grid(title, [names[line] for line in lines], columns))
     return found
 
 
@@ -214,21 +216,17 @@ def steps(line: Iterable[Row | None]) -> str:
 
 def table(grid: Grid, seeds: int) -> pd.DataFrame:
     """The table as people read it."""
-    lines = [
-        [name, *(entry(row, seeds) for row in line), steps(line)]
-        for name, line in zip(grid.names, grid.entries, strict=True)
-    ]
-    return pd.DataFrame(lines, columns=["method", *grid.columns, "local steps"])
+    texts = {name: [entry(row, seeds) for row in column] for name, column in grid.columns.items()}
+    lines = zip(*grid.columns.values(), strict=True)
+    return pd.DataFrame({"method": grid.names, **texts, "local steps": map(steps, lines)})
 
 
 def beyond_labels(grid: Grid) -> pd.DataFrame:
     """Differences from labels-only training with as many steps, for the methods that have any."""
-    lines = []
-    for name, line in zip(grid.names, grid.entries, strict=True):
-        found = [None if row is None else row.beyond_labels for row in line]
-        if any(found):
-            lines.append([name, *(str(one or NOTHING) for one in found)])
-    return pd.DataFrame(lines, columns=["method", *grid.columns])
+    found = pd.DataFrame({name: [row and row.beyond_labels for row in column] for name, column in grid.columns.items()})
+    texts = found.map(lambda one: str(one or NOTHING))
+    texts.insert(0, "method", grid.names)
+    return texts[found.notna().any(axis=1)]
 
 
 def unmeasured(rows: Iterable[Row]) -> dict[str, list[str]]:
