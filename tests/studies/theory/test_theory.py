@@ -165,7 +165,7 @@ def test_the_smallest_gradient_is_the_least_up_to_then(study):
 
 def test_dividing_by_eta_s_squared_takes_two_from_the_slope(study):
     raw, scaled = (
-        report.at_end(study, PAPER, FROZEN_THETA, column).fit for column in (report.SMALLEST_GRADIENT, report.SCALED)
+        report.at_end(study, PAPER, FROZEN_THETA, column).fit for column in ("smallest_meta_gradient", "scaled")
     )
     assert scaled.slope - raw.slope == pytest.approx(2)
 

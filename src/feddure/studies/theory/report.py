@@ -29,15 +29,6 @@ RATE = -0.5
 LEVEL = 0.1
 """Slopes nearer to zero than this, or than two of their errors, count as level."""
 
-SMALLEST_GRADIENT, SCALED, C_REG, UNWEIGHTED, MOVED = (
-    "smallest_meta_gradient",  # Theorem 1's left side: min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²
-    "scaled",  # the same over η_s², the factor the gradient carries whatever θ does
-    "c_reg_gradient",  # Theorem 2's left side: ‖∇_φ H·L‖²
-    "unweighted_gradient",  # ‖∇_φ L‖², C-reg's gradient without F-reg's weights
-    "theta_moved",  # how far θ is from its start, relative to it
-)
-"""Columns of the records, the second made from them."""
-
 _META, _H_L = "min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²", "‖∇_φ H·L‖²"
 
 Pace = Literal["fast", "about", "slow", "level", "grows"]
@@ -134,23 +125,23 @@ def findings(study: Study) -> list[dict[str, Any]]:
         verdict = f"{bound_verdict(measured.fit, control.fit)} {effect}"
         return finding(1, quantity, measured, "θ frozen", control, verdict)
 
-    way, way_fixed = (at_end(study, schedule, MOVING, MOVED) for schedule in (PAPER, FIXED))
+    way, way_fixed = (at_end(study, schedule, MOVING, "theta_moved") for schedule in (PAPER, FIXED))
     start = _at_start(study)
-    ends, ends_control = (at_end(study, PAPER, arm, C_REG) for arm in (MOVING, FROZEN_BOTH))
+    ends, ends_control = (at_end(study, PAPER, arm, "c_reg_gradient") for arm in (MOVING, FROZEN_BOTH))
     first, last = (ends.mean / ends_control.mean)[[0, -1]]
     as_written = (
         f"{limit_verdict(ends.fit, ends_control.fit, float(ends.mean[-1] / start), 'T')} "
         f"It is {first:.2f} times the control at T = {SMALLEST}, {last:.2f} times at T = {study.largest}."
     )
-    run, run_control = (along(study, arm, C_REG) for arm in (MOVING, FROZEN_BOTH))
+    run, run_control = (along(study, arm, "c_reg_gradient") for arm in (MOVING, FROZEN_BOTH))
     fixed = limit_verdict(run.fit, run_control.fit, float(run.mean[-1] / start), "t")
-    eager, unweighted = (along(study, EAGER, column) for column in (C_REG, UNWEIGHTED))
+    eager, unweighted = (along(study, EAGER, column) for column in ("c_reg_gradient", "unweighted_gradient"))
     eager_verdict = weights_verdict(eager.fit, unweighted.fit)
     both = "θ and w frozen"
     return [
-        theorem_1(f"{_META}, η_s = e/T: as written", PAPER, SMALLEST_GRADIENT),
-        theorem_1(f"{_META} / η_s², η_s = e/T", PAPER, SCALED),
-        theorem_1(f"{_META}, η_s fixed", FIXED, SMALLEST_GRADIENT),
+        theorem_1(f"{_META}, η_s = e/T: as written", PAPER, "smallest_meta_gradient"),
+        theorem_1(f"{_META} / η_s², η_s = e/T", PAPER, "scaled"),
+        theorem_1(f"{_META}, η_s fixed", FIXED, "smallest_meta_gradient"),
         finding(1, "‖θ_T − θ_0‖ / ‖θ_0‖, η_s = e/T", way, "η_s fixed", way_fixed, way_verdict(way.fit, way_fixed.fit)),
         finding(2, f"{_H_L} at t = T, η_s = k/T: as written", ends, both, ends_control, as_written),
         finding(2, f"{_H_L} along t, η_s fixed", run, both, run_control, fixed),
@@ -258,9 +249,13 @@ def _how(measured: Fit, against: str = "T") -> str:
 
 
 def _series(records: pd.DataFrame, column: str) -> Series:
-    """Against T where each record ends a run of its own T, else against t; both are the record's step."""
-    scaled = records[SMALLEST_GRADIENT] / records.eta_s**2
-    table = records.assign(**{SCALED: scaled}).pivot(index="seed", columns="step", values=column)
+    """Against T where each record ends a run of its own T, else against t; both are the record's step.
+
+    Columns are those of the records and `scaled`: Theorem 1's left side over η_s², the factor that the gradient
+    carries whatever θ does.
+    """
+    scaled = records.smallest_meta_gradient / records.eta_s**2
+    table = records.assign(scaled=scaled).pivot(index="seed", columns="step", values=column)
     return Series(table.columns.to_numpy(), table.to_numpy())
 
 
@@ -271,7 +266,7 @@ def _longest(study: Study, arm: str) -> pd.DataFrame:
 
 def _at_start(study: Study) -> float:
     """Theorem 2's left side at t = 0, where all runs of a seed are equal."""
-    return float(along(study, MOVING, C_REG, least=0).mean[0])
+    return float(along(study, MOVING, "c_reg_gradient", least=0).mean[0])
 
 
 # Files.
@@ -385,13 +380,13 @@ def _theorem_1(study: Study, left: Axes, right: Axes) -> None:
     _label(right, "Theorem 1 without its factor η_s²", "T", f"{_META} / η_s²")
     arms = ((MOVING, "θ moves", style.BLUE, "o"), (FROZEN_THETA, "θ frozen", style.VERMILION, "s"))
     for arm, name, colour, marker in arms:
-        series = at_end(study, PAPER, arm, SMALLEST_GRADIENT)
+        series = at_end(study, PAPER, arm, "smallest_meta_gradient")
         _draw(left, series, name, colour, marker)
     rate = series.mean[0] * np.power(series.x / series.x[0], RATE)
     left.plot(series.x, rate, ":", color=style.MUTED, linewidth=1.2, label="1/√T, the bound's rate")
     for schedule, eta_s, line in ((PAPER, "η_s = e/T", "-"), (FIXED, "η_s fixed", "--")):
         for arm, name, colour, marker in arms:
-            _draw(right, at_end(study, schedule, arm, SCALED), f"{name}, {eta_s}", colour, marker, line)
+            _draw(right, at_end(study, schedule, arm, "scaled"), f"{name}, {eta_s}", colour, marker, line)
 
 
 def _theorem_2(study: Study, left: Axes, right: Axes) -> None:
@@ -401,14 +396,14 @@ def _theorem_2(study: Study, left: Axes, right: Axes) -> None:
         (MOVING, "θ and F-reg move", style.BLUE, "o"),
         (FROZEN_BOTH, "θ and F-reg frozen", style.VERMILION, "s"),
     ):
-        _draw(left, at_end(study, PAPER, arm, C_REG), name, colour, marker)
-        _draw(right, along(study, arm, C_REG, least=1), name, colour, marker)
+        _draw(left, at_end(study, PAPER, arm, "c_reg_gradient"), name, colour, marker)
+        _draw(right, along(study, arm, "c_reg_gradient", least=1), name, colour, marker)
     start = _at_start(study)
     left.axhline(start, color=style.MUTED, linestyle=":", linewidth=1.2, label="at t = 0")
     left.set_ylim(min(left.get_ylim()[0], 1e-2 * start), 2 * start)
-    _draw(right, along(study, EAGER, C_REG, least=1), "eager F-reg", style.GREEN, "^")
+    _draw(right, along(study, EAGER, "c_reg_gradient", least=1), "eager F-reg", style.GREEN, "^")
     without = "eager F-reg, without H: ‖∇_φ L‖²"
-    _draw(right, along(study, EAGER, UNWEIGHTED, least=1), without, style.GREEN, "^", "--")
+    _draw(right, along(study, EAGER, "unweighted_gradient", least=1), without, style.GREEN, "^", "--")
 
 
 def _draw(axes: Axes, series: Series, name: str, colour: str, marker: str, line: str = "-") -> None:
