@@ -91,26 +91,14 @@ def test_what_is_measured_is_written_and_what_failed_is_listed(folder, tmp_path,
 
 
 def test_a_mistake_that_all_cells_share_is_told_once_and_leaves_nothing(tmp_path):
-    words = (
-        "--methods",
-        "fedavg,fedavg-matched",
-        "--set",
-        "partition.labels_per_class=4000",
-        "--out",
-        tmp_path / "out",
-    )
+    words = ("--methods", "fedavg,fedavg-matched", "--set", "partition.labels_per_class=4000")
     with pytest.raises(ConfigError, match=r"^--labels-per-class 4000 .*lower it to at most"):
-        reproduce("table1", *SMALL, *words)
+        reproduce("table1", *SMALL, *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--jobs", "2"], "--jobs is not"),
-        (["--ray", "local"], "--ray is not"),
-        ([], None),
-    ],
+    ("words", "named"), [(["--jobs", "2"], "--jobs is not"), (["--ray", "local"], "--ray is not"), ([], None)]
 )
 def test_a_dry_run_says_what_its_estimate_does_not_count_in(words, named, tmp_path):
     told = reproduce("table2", "--dry-run", *words, "--out", tmp_path / "out")
@@ -157,14 +145,11 @@ def test_partitions_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--methods", "fedure"], "--methods fedure: expected one of"),
-        (["--settings", "dir"], "--settings dir: expected one of iid-iid"),
-        (["--methods", "feddur"], "did you mean 'feddure'"),
-        (["--settings", "dirdir"], "did you mean 'dir-dir'"),
+        (["--methods", "feddur"], "--methods feddur: expected one of .*did you mean 'feddure'"),
+        (["--methods", "xyz"], "--methods xyz: expected one of [^;]*$"),
+        (["--settings", "dirdir"], "--settings dirdir: expected one of iid-iid.*did you mean 'dir-dir'"),
         (["--methods", "fedavg,fedavg"], "--methods: fedavg was given twice; name each once"),
-        (["--settings", "dir-dir,dir-dir"], "--settings: dir-dir was given twice"),
-        (["--datasets", "cifar10,cifar10"], "--datasets: cifar10 was given twice"),
-        (["--seeds", "0,0"], "--seeds: 0 was given twice"),
+        (["--seeds", "0,1,0"], "--seeds: 0 was given twice"),
         (["--seeds", "a"], "--seeds a: expected whole numbers"),
         (["--preset", "nothing"], "preset 'nothing' does not exist"),
         (["--set", "rounds=3"], "--set rounds: the study table1 sets this field itself"),
@@ -177,19 +162,10 @@ def test_mistakes_are_explained_before_anything_is_done(words, message, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_gamma_needs_dirichlet_shares(tmp_path):
-    with pytest.raises(ConfigError, match="expected iid-dir or dir-dir"):
-        reproduce("gamma", "--settings", "iid-iid", "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("what", "words", "option"),
     [
         ("claims", ["--rounds", "3"], "--rounds"),
-        ("claims", ["--preset", "aaai24"], "--preset"),
-        ("claims", ["--datasets", "cifar10"], "--datasets"),
-        ("claims", ["--set", "rounds=3"], "--set"),
         ("tables", ["--preset", "aaai24"], "--preset"),
         ("theory", ["--seeds", "0"], "--seeds"),
         ("partitions", ["--methods", "feddure"], "--methods"),
@@ -212,6 +188,12 @@ def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
     assert told.startswith(what)
     assert "to measure" not in told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*file"):
+        reproduce("claims", "--out", tmp_path / "file" / "out")
 
 
 def test_merging_from_nowhere_is_explained(tmp_path):

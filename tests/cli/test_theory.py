@@ -80,7 +80,7 @@ def test_numbers_that_cannot_be_are_refused_before_anything_is_made(tmp_path, op
 
 def test_a_file_in_the_folders_place_is_refused_before_the_work(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(ConfigError, match=r"--out .*taken: files cannot be written there"):
+    with pytest.raises(ConfigError, match=r"--out .*taken.* cannot be written"):
         invoke("--out", tmp_path / "taken")
 
 

@@ -1,7 +1,8 @@
 """`feddure reproduce`: the paper's tables, figures and claims, one command each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,9 @@ from rich.table import Table
 from feddure import experiments
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
-from feddure.cli.options import DataDir, Sets, names, numbers
+from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
 from feddure.cli.theory import theory_progress
-from feddure.errors import ConfigError, RunError
+from feddure.errors import ConfigError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Cell, Store
@@ -121,10 +122,12 @@ def reproduce(
         rounds=rounds,
         changes=experiments.parse_sets(sets or ()),
     )
-    plan.check_names("--settings", request.settings, plan.SETTINGS)
-    plan.check_names("--methods", (n for n in request.methods if ":" not in n), known_methods.METHODS)
+    _check_names("--settings", request.settings, plan.SETTINGS)
+    _check_names("--methods", [name for name in request.methods if ":" not in name], known_methods.METHODS)
     for option in ("datasets", "settings", "methods", "seeds"):
-        plan.check_once(f"--{option}", getattr(request, option))
+        given = getattr(request, option)
+        if twice := [value for value in given if given.count(value) > 1]:
+            raise ConfigError(f"--{option}: {twice[0]} was given twice; name each once")
     studies = [name for name in plan.STUDIES if what in (name, "all")]
     cells = [cell for name in studies for cell in plan.cells(name, request)]
     store = Store(out)
@@ -165,6 +168,12 @@ def _check_options(what: What, context: typer.Context) -> None:
             raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
 
 
+def _check_names(option: str, given: Sequence[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}{did_you_mean(name, known)}")
+
+
 def _report(
     what: What,
     cells: "list[Cell]",
@@ -177,12 +186,13 @@ def _report(
     from feddure import data
     from feddure.studies.paper import plan, report
 
+    make_folder_of(store.folder / "index.html", "--out")
     console = Console(highlight=False)
     written: list[Path] = []
     if cells:
         store.tabulate(cells)
-    for study, preset in dict.fromkeys((cell.study, cell.preset) for cell in cells):
-        own = [cell for cell in cells if (cell.study, cell.preset) == (study, preset)]
+    for _, group in groupby(cells, lambda cell: (cell.study, cell.preset)):
+        own = list(group)
         found = report.results(own, store, failed)
         written.append(report.write(found, plan.stem(own), store.folder))
         for part in report.show(found):
@@ -211,10 +221,8 @@ def _show_plan(cells: "list[Cell]", store: "Store") -> None:
     table = Table("study", "data set", "settings", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("methods", "seeds", "cells", "measured", "time"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault((cell.study, cell.experiment.dataset), []).append(cell)
-    for (study, dataset), own in rows.items():
+    for (study, dataset), group in groupby(cells, lambda cell: (cell.study, cell.experiment.dataset)):
+        own = list(group)
         left = unmeasured(own, store)
         methods = {cell.experiment.method for cell in own}
         settings = dict.fromkeys(cell.experiment.partition.setting for cell in own)

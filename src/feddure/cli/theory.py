@@ -1,7 +1,6 @@
 """`feddure theory`: both theorems of the paper, measured beside controls."""
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from feddure.cli.options import expect_writable, make_folder_of
 from feddure.errors import ConfigError
 
 
@@ -47,7 +47,8 @@ def theory(
     study.horizons(largest)
     if not 0 < e < float("inf"):
         raise ConfigError(f"--e {e:g}: expected a number above 0, for example 16")
-    _make_folder(out)
+    expect_writable(out / theory_report.FILES[0], "--out")
+    make_folder_of(out / theory_report.FILES[0], "--out")
     with theory_progress() as progress:
         measured = study.measure(largest, seeds, e, progress=progress)
     report = theory_report.summary(measured)
@@ -68,17 +69,6 @@ def theory_progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make sure, before minutes of work, that files can be written here."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(
-            f"--out {folder}: files cannot be written there ({error.strerror}); name a folder you may write to"
-        ) from None
 
 
 def _show(report: "dict[str, Any]") -> None:

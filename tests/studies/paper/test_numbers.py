@@ -26,9 +26,6 @@ def test_figure_1_has_the_numbers_of_table_1_and_charts_have_none():
     assert printed("gamma") == {}
 
 
-def test_methods_have_the_papers_names():
-    assert method_name("fedavg") == "FedAvg*"
-    assert method_name("fedprox-sl") == "FedProx-SL"
+def test_the_ablation_has_a_word_of_its_own_for_a_method():
     assert method_name("fedavg-fixmatch", "table2") == "Baseline"
     assert method_name("fedavg-fixmatch", "table1") == "FedAvg-FixMatch"
-    assert method_name("my.module:Method") == "my.module:Method"

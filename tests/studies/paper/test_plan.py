@@ -12,8 +12,6 @@ from feddure.studies.paper.plan import (
     Request,
     begun,
     cells,
-    check_names,
-    check_once,
     gather,
     is_apart,
     stem,
@@ -69,20 +67,6 @@ def test_gamma_is_not_varied_where_nothing_depends_on_it(settings):
     assert cells("labels", Request(settings=settings))
 
 
-@pytest.mark.parametrize(("option", "given", "twice"), [("--seeds", (0, 1, 0), "0"), ("--methods", ("a", "a"), "a")])
-def test_each_value_is_named_once(option, given, twice):
-    with pytest.raises(ConfigError, match=f"{option}: {twice} was given twice; name each once"):
-        check_once(option, given)
-    check_once(option, given[:1])
-
-
-def test_a_name_that_is_nearly_right_is_suggested():
-    with pytest.raises(ConfigError, match=r"--methods FedDur: expected one of .*; did you mean 'feddure'"):
-        check_names("--methods", ["FedDur"], TABLE1)
-    with pytest.raises(ConfigError, match=r"expected one of fedavg, .*feddure$"):
-        check_names("--methods", ["xyz"], TABLE1)
-
-
 def request(**fields):
     fields = {"datasets": ("cifar10",), "settings": ("dir-dir",), "methods": ("fedavg-matched", "feddure")} | fields
     return Request(**fields)
@@ -135,10 +119,9 @@ def test_long_names_of_files_are_cut_and_told_apart_by_a_hash():
     def named(note):
         return stem(cells("table1", request(changes={"options": {"note": note}})))
 
-    for letter in ("x", "ü", "漢"):
+    for letter in ("x", "漢"):
         cut, other = named(letter * 300), named(letter * 299)
-        assert cut == named(letter * 300)
-        assert cut != other
+        assert cut == named(letter * 300) != other
         assert len(cut.encode()) <= 110
 
 

@@ -8,11 +8,9 @@ from rich.console import Console
 
 import synthetic
 import tiny
-from feddure.errors import RunError
 from feddure.reports import style
 from feddure.studies.grid.store import Store
 from feddure.studies.paper import figures, plan, report
-from feddure.studies.paper.claims import Claim, Criterion, Judgement
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
 
@@ -138,7 +136,7 @@ def test_a_figure_that_fails_loses_no_numbers(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("study", ["table1", "figure1", "gamma", "clients"])
-@pytest.mark.parametrize("seeds", [0, 1, 3])
+@pytest.mark.parametrize("seeds", [1, 3])
 def test_every_figure_is_drawn_whatever_is_measured(study, seeds):
     values = plan.STUDIES[study].values or (None,)
     paper = {"dir-dir": 60.0} if study == "table1" else {}
@@ -234,12 +232,6 @@ def test_the_index_leads_pages_to_pages_markdown_to_markdown_and_spares_a_readme
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="file"):
-        report.write_theory(tmp_path / "file")
-
-
 def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):
     requests = [request(preset=preset, settings=("iid-dir",), seeds=(0, 1, 2)) for preset in ("aaai24", "aaai24-fine")]
     cells = [cell for one in requests for cell in plan.cells("table1", one)]
@@ -257,6 +249,7 @@ def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):
     for name in ("claims.md", "claims.html"):
         text = (tmp_path / name).read_text()
         assert "Preset aaai24-fine" in text
+        assert "Of 2 claims 2 are not measured." in text
         assert text.count("lies wholly above 0; does not hold if for one") == 2
     told = printed(report.show_claims(found))
     assert "FedMatch by 15.26" in told
@@ -267,12 +260,3 @@ def test_claims_without_any_measurement_are_no_error(tmp_path):
     found = report.all_claims(Store(tmp_path))
     report.write_claims(found, tmp_path)
     assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not measured"}
-
-
-def test_the_tally_counts_in_good_english():
-    def claims(*verdicts):
-        criterion = Criterion("", "")
-        return [Claim("", "", "", "", "", (), Judgement(verdict, criterion, "")) for verdict in verdicts]
-
-    assert report.tally(claims("does not hold")) == "Of 1 claim 1 does not hold."
-    assert report.tally(claims("holds", "holds", "undecided")) == "Of 3 claims 2 hold, 1 is undecided."

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 from feddure.reports import frame, partition_figure, style
-from feddure.studies.paper.numbers import method_name, setting_name
+from feddure.studies.paper.numbers import method_name
 from feddure.studies.paper.plan import REFERENCE, STUDIES
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
 from feddure.tracking.summary import display_name
@@ -41,7 +41,9 @@ _KINDS = {
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """The figure of a study's rows."""
+    """The figure of a study's rows; data sets without a measurement are left out."""
+    measured = {row.dataset for row in rows if row.seeds}
+    rows = [row for row in rows if row.dataset in measured]
     with style.applied():
         if rows[0].study == "figure1":
             return _curves(rows)
@@ -56,9 +58,7 @@ def seed_curves(row: Row) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _beside_paper(rows: Sequence[Row]) -> Figure:
-    """A dot for ours and one for the paper's number, method by method; data sets without a measurement are left out."""
-    measured = {row.dataset for row in rows if row.seeds}
-    rows = [row for row in rows if not measured or row.dataset in measured]
+    """A dot for ours and one for the paper's number, method by method."""
     chosen = grids(rows)
     heights = [0.9 + sum(0.13 + 0.15 * len(name.splitlines()) for name in map(_wrapped, one.names)) for one in chosen]
     canvas = style.new_figure(_WIDE, 0.6 + sum(heights))
@@ -66,8 +66,8 @@ def _beside_paper(rows: Sequence[Row]) -> Figure:
     for part, grid in zip(parts, chosen, strict=True):
         part.suptitle(f"{grid.title}, test accuracy in %", x=0.01, ha="left")
         panels = part.subplots(1, len(grid.columns), sharex=True, sharey=True, squeeze=False)[0]
-        for column, (axes, title) in enumerate(zip(panels, grid.columns, strict=True)):
-            _dots(axes, [line[column] for line in grid.entries])
+        for axes, (title, column) in zip(panels, grid.columns.items(), strict=True):
+            _dots(axes, column)
             axes.set_title(title)
         panels[0].set_yticks(range(len(grid.names)), map(_wrapped, grid.names))
         panels[0].set_ylim(len(grid.names) - 0.4, -0.6)
@@ -114,11 +114,8 @@ def _curves(rows: Sequence[Row]) -> Figure:
     """
     formats = _line_styles(rows)
     found = panels([row for row in rows if row.seeds], by_setting=True)
-    canvas = style.new_figure(_WIDE, 4.6 * max(1, len(found)))
-    every = canvas.subplots(max(1, len(found)), 1, squeeze=False)[:, 0]
-    if not found:
-        _say_nothing_measured(every[0])
-    for axes, panel in zip(every, found, strict=False):
+    canvas = style.new_figure(_WIDE, 4.6 * len(found))
+    for axes, panel in zip(canvas.subplots(len(found), 1, squeeze=False)[:, 0], found, strict=True):
         smooth = all(len(curve) > SMOOTHED for row in panel for curve in row.measured["curve"])
         ends = []
         for row in panel:
@@ -136,8 +133,7 @@ def _curves(rows: Sequence[Row]) -> Figure:
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy, %")
         drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
-        place = f"{display_name(panel[0].dataset)}, {setting_name(panel[0].setting)}"
-        axes.set_title(f"{place}: {drawn}, {_over_seeds(panel)}")
+        axes.set_title(f"{_place(panel)}: {drawn}, {_over_seeds(panel)}")
         handles = [line for _, line in sorted(ends, key=lambda end: -end[0])]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=3.2)
     return canvas
@@ -152,12 +148,12 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 def _along_axis(rows: Sequence[Row]) -> Figure:
     """Accuracy against what the study varies, one panel for each data set and setting."""
-    axis, found = STUDIES[rows[0].study].axis, panels(rows)
+    axis, found = STUDIES[rows[0].study].axis, [panel for panel in panels(rows) if any(row.seeds for row in panel)]
     formats = _line_styles(rows)
     hollow = len({len(row.seeds) for row in rows if row.seeds}) > 1
     canvas = style.new_figure(max(_WIDE, 2.4 * len(found)), 5.2)
     for axes, panel in zip(canvas.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        axes.set_title(f"{display_name(panel[0].dataset)}, {setting_name(panel[0].setting)}")
+        axes.set_title(_place(panel))
         if axis == "clients_per_round":
             axes.set_xscale("log", base=2)
         values = sorted({row.value for row in panel if row.value is not None})
@@ -165,8 +161,6 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(_AXES[axis])
         axes.set_ylabel("test accuracy, %")
-        if not any(row.seeds for row in panel):
-            _say_nothing_measured(axes)
         for line, fmt in formats.items():
             own = {row.value: row for row in panel if (row.method, row.changes) == line}
             _line(axes, values, own, fmt, hollow)
@@ -242,15 +236,11 @@ def _wrapped(name: str) -> str:
 def _over_seeds(rows: Sequence[Row]) -> str:
     """What lines and bands are, in words."""
     seeds = sorted({len(row.seeds) for row in rows if row.seeds})
-    if not seeds:
-        return "nothing is measured yet"
     if seeds == [1]:
         return "one seed"
     number = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return f"mean of {number} seeds ± standard deviation"
 
 
-def _say_nothing_measured(axes: Axes) -> None:
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", va="center", color=style.MUTED)
+def _place(panel: Sequence[Row]) -> str:
+    return f"{display_name(panel[0].dataset)}, {panel[0].setting.upper()}"

@@ -3,11 +3,12 @@
 Studies share cells: table 1's FedDure under DIR-DIR is also a point of every chart, and is measured once.
 """
 
-import difflib
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from typing import Any
 
 from feddure import experiments, methods
@@ -32,12 +33,13 @@ CHARTED = ("feddure", "fedmatch", "fedavg-fixmatch", "fedavg-matched")
 REFERENCE = "fedavg-matched"
 """Labels-only training with as many local steps: what any use of unlabelled images must beat."""
 
-_LONGEST_STEM = 110  # bytes: encrypted file systems take names of 143, ending and mark of an unfinished file included
+_LONGEST_STEM = 110  # encrypted file systems take names of 143 bytes, ending and mark of an unfinished file included
 
 EMA = 0.9
 """Decay of the averaged model that is evaluated beside the global one; it changes nothing in training."""
 
 Changes = dict[str, Any]
+Measured = Mapping[str, Experiment]
 
 
 @dataclass(frozen=True)
@@ -86,35 +88,36 @@ STUDIES: dict[str, Study] = {
 def cells(name: str, request: Request) -> list[Cell]:
     """The cells of a study: data set by data set and seed by seed, so that what comes first is complete first."""
     study = STUDIES[name]
-    if study.axis == "gamma":
-        _check_gamma(request.settings)
-    found = []
-    for dataset in request.datasets or study.datasets:
-        for seed in request.seeds:
-            for method in request.methods or study.methods:
-                for setting in request.settings or study.settings:
-                    for value in study.values or (None,):
-                        changes = _changes(study, value, dataset)
-                        found.append(_cell(study, request, dataset, seed, method, setting, changes))
-    return found
-
-
-def _cell(study: Study, request: Request, dataset: str, seed: int, method: str, setting: str, changes: Changes) -> Cell:
-    fixed = {
-        "dataset": dataset,
-        "seed": seed,
-        "method": method,
-        "partition.setting": setting,
-        "rounds": request.rounds,
-        "server.ema": EMA,
-    }
-    for key in request.changes:
-        if key in fixed or key in changes:
-            raise ConfigError(f"--set {key}: the study {study.name} sets this field itself; use its own option")
-    experiment = experiments.load(request.preset, changes=fixed | changes | request.changes)
+    if study.axis == "gamma" and (without := [one for one in request.settings if "dir" not in one]):
+        raise ConfigError(
+            f"--settings {without[0]}: the study gamma varies γ, which shapes only Dirichlet shares; "
+            f"expected {' or '.join(study.settings)}"
+        )
     # Another number of lanes or another device is no other experiment.
     options = {key: value for key, value in request.changes.items() if not key.startswith("engine.")}
-    return Cell(study.name, request.preset, experiment, " ".join(f"{key}={value}" for key, value in options.items()))
+    told = " ".join(f"{key}={value}" for key, value in options.items())
+    found = []
+    for dataset, seed, method, setting, value in product(
+        request.datasets or study.datasets,
+        request.seeds,
+        request.methods or study.methods,
+        request.settings or study.settings,
+        study.values or (None,),
+    ):
+        fixed = {
+            "dataset": dataset,
+            "seed": seed,
+            "method": method,
+            "partition.setting": setting,
+            "rounds": request.rounds,
+            "server.ema": EMA,
+            **_changes(study, value, dataset),
+        }
+        if taken := fixed.keys() & request.changes.keys():
+            raise ConfigError(f"--set {min(taken)}: the study {name} sets this field itself; use its own option")
+        experiment = experiments.load(request.preset, changes=fixed | request.changes)
+        found.append(Cell(name, request.preset, experiment, told))
+    return found
 
 
 def _changes(study: Study, value: float | None, dataset: str) -> Changes:
@@ -147,25 +150,24 @@ def gather(asked: Sequence[Cell], store: Store) -> list[Cell]:
     return list({cell.hash: cell for cell in (*known, *asked)}.values())
 
 
-def measured_experiments(store: Store) -> list[Experiment]:
-    """All that was measured in a folder."""
-    return [experiments.build(found.experiment) for found in store.measurements()]
+def measured_experiments(store: Store) -> Measured:
+    """All that was measured in a folder, by hash."""
+    return {found.config_hash: experiments.build(found.experiment) for found in store.measurements()}
 
 
-def measured_for(study: str, preset: str, measured: Sequence[Experiment]) -> list[Cell]:
+def measured_for(study: str, preset: str, measured: Measured) -> list[Cell]:
     """What was measured for a study under a preset, and the rest of the study's cells for the same seeds.
 
     Data sets beyond the study's own count where something was measured on them that table 1 would not ask for; a
     preset that is not the paper's has no data sets of its own.
     """
     usual = STUDIES[study].datasets if preset in PRESETS else ()
-    datasets = (*usual, *sorted({experiment.dataset for experiment in measured} - set(usual)))
-    seeds = tuple(sorted({experiment.seed for experiment in measured}))
+    datasets = (*usual, *sorted({experiment.dataset for experiment in measured.values()} - set(usual)))
+    seeds = tuple(sorted({experiment.seed for experiment in measured.values()}))
     every = _plain(study, preset, datasets, seeds)
-    there = {_hash(experiment) for experiment in measured}
     shared = set() if study == "table1" else {cell.hash for cell in _plain("table1", preset, datasets, seeds)}
-    own = {cell.experiment.dataset for cell in every if cell.hash in there - shared} | set(usual)
-    begun = {cell.experiment.seed for cell in every if cell.hash in there}
+    own = {cell.experiment.dataset for cell in every if cell.hash in measured.keys() - shared} | set(usual)
+    begun = {cell.experiment.seed for cell in every if cell.hash in measured}
     chosen = [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
     return [*chosen, *_variants(chosen, measured)]
 
@@ -173,13 +175,12 @@ def measured_for(study: str, preset: str, measured: Sequence[Experiment]) -> lis
 def begun(store: Store) -> list[Cell]:
     """The cells of all studies of which something is measured: more than what a chart shares with table 1."""
     found, measured = [], measured_experiments(store)
-    there = {_hash(experiment) for experiment in measured}
     for preset in PRESETS:
         table1 = {cell.hash for cell in measured_for("table1", preset, measured)}
-        for study in STUDIES:
-            own = measured_for(study, preset, measured)
-            shared = table1 if STUDIES[study].axis or study == "table2" else set()
-            if any(cell.hash in there - shared for cell in own):
+        for name, study in STUDIES.items():
+            own = measured_for(name, preset, measured)
+            shared = table1 if study.axis or name == "table2" else set()
+            if any(cell.hash in measured.keys() - shared for cell in own):
                 found += own
     return found
 
@@ -198,45 +199,16 @@ def stem(cells: Sequence[Cell]) -> str:
         return name
     if rounds != experiments.load(preset).rounds:
         name += f"-{rounds}-rounds"
-    options = "-".join(sorted({cell.options for cell in cells} - {""}))
-    whole = f"{name}-{options}".rstrip("-")
-    name = "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in whole)
-    if len(name.encode()) <= _LONGEST_STEM:
+    whole = "-".join([name, *sorted({cell.options for cell in cells} - {""})])
+    name = re.sub(r"[^A-Za-z0-9.=-]", "-", whole)
+    if len(name) <= _LONGEST_STEM:
         return name
-    kept = name.encode()[: _LONGEST_STEM - 11].decode(errors="ignore").rstrip("-")
-    return f"{kept}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
+    return f"{name[: _LONGEST_STEM - 11]}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
 
 
-def axis_text(axis: str, value: float) -> str:
-    """A point of an axis: γ = 0.3, 4 % labels, S = 10."""
-    return {"gamma": f"γ = {value:g}", "labels": f"{value:g} % labels", "clients_per_round": f"S = {value:g}"}[axis]
-
-
-def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a name that does not exist, before anything is done."""
-    known = tuple(known)
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}{hint}")
-
-
-def check_once(option: str, given: Sequence[object]) -> None:
-    """Refuse a value that was given twice: the grid would count its cells twice."""
-    for place, value in enumerate(given):
-        if value in given[:place]:
-            raise ConfigError(f"{option}: {value} was given twice; name each once")
-
-
-def _check_gamma(settings: Iterable[str]) -> None:
-    """Without a Dirichlet share every γ is the same experiment."""
-    for setting in settings:
-        if "dir" not in setting:
-            raise ConfigError(
-                f"--settings {setting}: the study gamma varies γ, which shapes only Dirichlet shares; "
-                f"expected {' or '.join(STUDIES['gamma'].settings)}"
-            )
+def axis_text(study: str, value: float) -> str:
+    """A point of a study's axis: γ = 0.3, 4 % labels, S = 10."""
+    return {"gamma": f"γ = {value:g}", "labels": f"{value:g} % labels", "clients": f"S = {value:g}"}[study]
 
 
 @cache
@@ -244,7 +216,7 @@ def _plain(study: str, preset: str, datasets: tuple[str, ...], seeds: tuple[int,
     return tuple(cells(study, Request(preset, datasets=datasets, seeds=seeds)))
 
 
-def _variants(every: Sequence[Cell], measured: Iterable[Experiment]) -> Iterator[Cell]:
+def _variants(every: Sequence[Cell], measured: Measured) -> Iterator[Cell]:
     """Measured experiments that differ from a cell of the study in fields of their method alone."""
 
     def place(experiment: Experiment) -> str:
@@ -252,9 +224,9 @@ def _variants(every: Sequence[Cell], measured: Iterable[Experiment]) -> Iterator
 
     places = {place(cell.experiment): cell for cell in every}
     hashes = {cell.hash for cell in every}
-    for experiment in measured:
+    for name, experiment in measured.items():
         cell = places.get(place(experiment))
-        if cell is not None and _hash(experiment) not in hashes:
+        if cell is not None and name not in hashes:
             changed = experiments.differences([cell.experiment, experiment])
             tree = experiments.flat(experiment)
             options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in _of_methods())
@@ -265,7 +237,3 @@ def _variants(every: Sequence[Cell], measured: Iterable[Experiment]) -> Iterator
 def _of_methods() -> set[str]:
     """Fields of methods: a cell that changes nothing else is a further row of the study it belongs to."""
     return {*methods.sections(), "proximal"}
-
-
-def _hash(experiment: Experiment) -> str:
-    return experiments.fingerprint(experiment)[:16]

@@ -4,8 +4,8 @@ Files are made anew from the measured cells each time; what is not measured yet 
 """
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from feddure.reports import frame, page, style
 from feddure.reports.page import Group, Picture, Section, Table, Text
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper import figures, plan, rows
-from feddure.studies.paper.claims import VERDICTS, Claim, Criterion, claims, theorem_claims
+from feddure.studies.paper.claims import Claim, Criterion, Verdict, claims, theorem_claims
 from feddure.studies.paper.numbers import PRESETS, ROUNDS
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
@@ -60,48 +60,13 @@ _REMARKS = {
     "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
     "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
 }
-_VERDICTS = {
+_VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "holds": ("green", "holds", "hold"),
     "does not hold": ("red", "does not hold", "do not hold"),
     "undecided": ("yellow", "is undecided", "are undecided"),
     "not measured": ("dim", "is not measured", "are not measured"),
 }
 """Colour on a terminal, and what is said of one claim and of several."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """What a page says, as HTML and as Markdown."""
-
-    name: str  # of its files
-    study: str
-    lead: str
-    sections: Sequence[Section]
-    notes: Sequence[str] = ()
-    footer: Sequence[str] = ()
-    draw: Callable[[], Figure] | None = None
-
-    def html(self, figure: Figure | None) -> str:
-        pictures = [page.embed(figure, f"{ABOUT[self.study]}: the numbers of the tables")] if figure else []
-        sections = [Section("", parts=pictures), *self.sections]
-        kicker = f"feddure reproduce {self.study}"
-        return page.page(kicker, ABOUT[self.study], [("", self.lead)], sections, self.notes, footer=self.footer)
-
-    def markdown(self) -> str:
-        title = ABOUT[self.study]
-        blocks = [f"{MARK}\n# {title}", self.lead, *(f"> {note}" for note in self.notes)]
-        blocks += [f"![{title}]({self.name}.png)"] if self.draw else []
-        for section in self.sections:
-            blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
-        return "\n\n".join(filter(None, [*blocks, *self.footer])) + "\n"
-
-
-def _markdown(part: Any) -> str:
-    if isinstance(part, Table):
-        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
-    if isinstance(part, Group):
-        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
-    return f"### {part.text}" if part.kind == "heading" else part.text
 
 
 # A study: a table or a chart.
@@ -130,7 +95,6 @@ def show(found: Sequence[Row]) -> list[RenderableType]:
 def write(found: Sequence[Row], name: str, folder: Path) -> Path:
     """Write a study's files and the index; returns the page."""
     study, preset, seeds = found[0].study, found[0].preset, rows.most_seeds(found)
-    _make(folder)
     frame.write_csv(folder / f"{name}.csv", rows.records(found))
     sections = []
     for place, grid in enumerate(rows.grids(found)):
@@ -141,15 +105,15 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
             text = "Points beyond labels-only training with matched steps, on the same seeds"
             parts += [Text(text + (", with 95 % intervals by Student's t:" if seeds > 1 else ":")), _table(beyond)]
         sections.append(Section(grid.title, parts=parts))
-    for heading, lines in (("Failed", rows.failed(found)), ("Not measured yet", rows.missing(found))):
+    for heading, lines in rows.unmeasured(found).items():
         if lines:
-            sections.append(Section(heading, parts=[_folded(lines, opened=heading == "Failed")]))
-    has_numbers = any(row.seeds or row.paper is not None for row in found)
+            listed = Group([Text(line) for line in lines], f"{len(lines)} entries", opened=heading == "Failed")
+            sections.append(Section(heading, parts=[listed]))
     setup = f"Preset {preset}: {experiments.about(preset)}"
     lead = " ".join(filter(None, [setup, _throughout(found), _quantity(found, seeds)]))
     footer = frame.provenance(rows.runs_of(found))
-    draw = partial(figures.figure, found) if has_numbers else None
-    return _write(folder, Document(name, study, lead, sections, _notes(found), footer, draw))
+    draw = partial(figures.figure, found) if any(row.seeds for row in found) else None
+    return _write(folder, name, study, lead, sections, _notes(found), footer, draw)
 
 
 def _throughout(found: Sequence[Row]) -> str:
@@ -228,7 +192,7 @@ def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
         table = RichTable("claim", "verdict", "measured", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         for claim in measured:
             verdict = RichText(claim.verdict, _VERDICTS[claim.verdict][0], no_wrap=True)
-            table.add_row(RichText(claim.says), verdict, RichText(claim.judgement.sentence))
+            table.add_row(RichText(claim.says), verdict, RichText(claim.sentence))
         shown += [table] if measured else []
         if left := len(own) - len(measured):
             are = "claim is" if left == 1 else "claims are"
@@ -238,7 +202,6 @@ def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
 
 def write_claims(found: Sequence[Claim], folder: Path) -> Path:
     """Write claims.csv, claims-comparisons.csv with what they rest on, and a page; returns the page."""
-    _make(folder)
     frame.write_csv(
         folder / "claims.csv",
         pd.DataFrame(
@@ -248,8 +211,8 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
                 "says": claim.says,
                 "where": claim.where,
                 "verdict": claim.verdict,
-                "measured": claim.judgement.sentence,
-                "criterion": claim.judgement.criterion.words,
+                "measured": claim.sentence,
+                "criterion": claim.criterion.words,
                 "needs": f"feddure reproduce {claim.needs}",
             }
             for claim in found
@@ -261,10 +224,10 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
         parts: list[Any] = []
         groups: dict[Criterion, list[Claim]] = {}
         for claim in own:
-            groups.setdefault(claim.judgement.criterion, []).append(claim)
+            groups.setdefault(claim.criterion, []).append(claim)
         for criterion, judged in groups.items():
             judged.sort(key=lambda claim: claim.verdict == "not measured")
-            lines = [[claim.says, claim.verdict, claim.judgement.sentence, claim.where] for claim in judged]
+            lines = [[claim.says, claim.verdict, claim.sentence, claim.where] for claim in judged]
             parts += [Text(criterion.title, "heading"), Text(criterion.words)]
             parts.append(Table(["claim", "verdict", "measured", "where"], lines, kind="prose"))
         sections.append(Section(preset, tally(own), parts))
@@ -273,14 +236,14 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
         "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t; "
         "claims-comparisons.csv has them all."
     )
-    return _write(folder, Document("claims", "claims", lead, sections))
+    return _write(folder, "claims", "claims", lead, sections)
 
 
 def tally(found: Sequence[Claim]) -> str:
     """How many claims have which verdict."""
-    counts = [(sum(claim.verdict == verdict for claim in found), _VERDICTS[verdict][1:]) for verdict in VERDICTS]
-    each = ", ".join(f"{number} {said[number > 1]}" for number, said in counts if number)
-    return f"Of {len(found)} claim{'s' * (len(found) > 1)} {each}."
+    numbers = Counter(claim.verdict for claim in found)
+    each = [f"{numbers[name]} {said[numbers[name] > 1]}" for name, (_, *said) in _VERDICTS.items() if name in numbers]
+    return f"Of {len(found)} claim{'s' * (len(found) > 1)} {', '.join(each)}."
 
 
 def _comparisons(found: Sequence[Claim]) -> pd.DataFrame:
@@ -328,17 +291,15 @@ def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path
         "the most. Both are of a whole setting."
     )
     name = f"partitions-{dataset.name}"
-    _make(folder)
     counts_columns = ["setting", "images", "client", *dataset.classes]
     frame.write_csv(folder / f"{name}.csv", pd.DataFrame(counted, columns=counts_columns))
     section = Section("In numbers", parts=[Table(columns, lines, numbers_from=2)])
     draw = partial(figures.partitions, dataset, dealt)
-    return _write(folder, Document(name, "partitions", lead, [section], draw=draw))
+    return _write(folder, name, "partitions", lead, [section], draw=draw)
 
 
 def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
     """Measure the theorems unless that was done, which takes minutes; writes its files, a page and the index."""
-    _make(folder)
     if not (folder / "theory.json").exists():
         study = theory.measure(progress=progress)
         theory_report.write(study, folder, theory_report.summary(study))
@@ -351,17 +312,17 @@ def _theory_page(folder: Path) -> str:
     report = theory_report.read(folder)
     if not report.get("findings"):
         return ""
-    table = theory_report.table(report).drop(columns="verdict")
-    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
     pictures = []
     if (folder / "theory.png").exists():
         source = f"data:image/png;base64,{base64.b64encode((folder / 'theory.png').read_bytes()).decode()}"
         alt = "The theorems' quantities and their controls against the number of steps"
         across, up = theory_report.FIGURE_SIZE
         pictures.append(Picture(source, alt, round(100 * across), round(100 * up)))
+    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
+    table = page.table(theory_report.table(report).drop(columns="verdict"))
     sections = [
         Section("", parts=pictures),
-        Section("In numbers", parts=[page.table(table), Text(theory_report.reading(report), "fact")]),
+        Section("In numbers", parts=[table, Text(theory_report.reading(report), "fact")]),
         Section("Verdicts", parts=[Text(one) for one in verdicts]),
         Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
     ]
@@ -396,39 +357,49 @@ def write_index(folder: Path) -> None:
     rest = "`results.csv` has a line for each study and measured cell; the cells have their curves and diagnostics too."
     readme = folder / "README.md"
     if not readme.exists() or readme.read_bytes().startswith(MARK.encode()):
-        write_whole(readme, "\n\n".join([f"{MARK}\n# {title}", lead, table, rest, ""])[:-1].encode(), RunError)
+        write_whole(readme, f"{MARK}\n# {title}\n\n{lead}\n\n{table}\n\n{rest}\n".encode(), RunError)
 
 
-def _write(folder: Path, document: Document) -> Path:
-    """Write a document's files, each whole or not at all, and the index; returns the page."""
-
-    def keep(ending: str, content: bytes) -> Path:
-        path = folder / f"{document.name}.{ending}"
-        write_whole(path, content, RunError)
-        return path
-
-    keep("md", document.markdown().encode())  # whatever happens to a figure, the numbers are kept
-    figure = document.draw() if document.draw else None
-    if figure:
-        keep("png", style.render(figure, "png"))
-    written = keep("html", document.html(figure).encode())
+def _write(
+    folder: Path,
+    name: str,
+    study: str,
+    lead: str,
+    sections: Sequence[Section],
+    notes: Sequence[str] = (),
+    footer: Sequence[str] = (),
+    draw: Callable[[], Figure] | None = None,
+) -> Path:
+    """Write what is said as Markdown, figure and page, each whole or not at all, and the index; returns the page."""
+    title, path = ABOUT[study], folder / f"{name}.html"
+    blocks = [f"{MARK}\n# {title}", lead, *(f"> {note}" for note in notes)]
+    blocks += [f"![{title}]({name}.png)"] if draw else []
+    for section in sections:
+        blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
+    text = "\n\n".join(filter(None, [*blocks, *footer])) + "\n"
+    write_whole(folder / f"{name}.md", text.encode(), RunError)  # even if the figure fails
+    pictures = []
+    if draw:
+        figure = draw()
+        write_whole(folder / f"{name}.png", style.render(figure, "png"), RunError)
+        pictures = [page.embed(figure, f"{title}: the numbers of the tables")]
+    sections = [Section("", parts=pictures), *sections]
+    html = page.page(f"feddure reproduce {study}", title, [("", lead)], sections, notes, footer=footer)
+    write_whole(path, html.encode(), RunError)
     write_index(folder)
-    return written
+    return path
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
+def _markdown(part: Any) -> str:
+    if isinstance(part, Table):
+        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
+    if isinstance(part, Group):
+        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
+    return f"### {part.text}" if part.kind == "heading" else part.text
 
 
 def _table(found: pd.DataFrame) -> Table:
     return page.table(found, numbers_from=1, marked=frozenset({"FedDure"}))
-
-
-def _folded(lines: Sequence[str], opened: bool) -> Group:
-    return Group([Text(line) for line in lines], f"{len(lines)} entries", opened)
 
 
 def _terminal(found: pd.DataFrame, bold: str) -> RichTable:

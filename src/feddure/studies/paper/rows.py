@@ -3,7 +3,6 @@
 Accuracies and differences are in per cent and points, as the paper prints them. What is not measured has no number.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,18 +13,15 @@ import pandas as pd
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import PRESETS, method_name, printed, setting_name
+from feddure.studies.paper.numbers import PRESETS, method_name, printed
 from feddure.studies.paper.plan import REFERENCE, STUDIES, axis_text, is_apart, reference_cell
 from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
 
-_BETWEEN_OPTIONS = re.compile(r" (?=[A-Za-z_][\w.]*=)")  # a value may have spaces of its own
 _REFERENCE = "reference"  # a column: the accuracy of labels-only training with as many steps on the same seed
 
-
-def _no_runs() -> pd.DataFrame:
-    return pd.DataFrame(columns=[*frame.COLUMNS, _REFERENCE])
+_NO_RUNS = pd.DataFrame(columns=[*frame.COLUMNS, _REFERENCE])
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +35,9 @@ class Row:
     method: str
     options: str = ""
     value: float | None = None  # of the study's axis
-    runs: pd.DataFrame = field(default_factory=_no_runs)  # of the frame of results, with a reference
+    runs: pd.DataFrame = field(default_factory=lambda: _NO_RUNS)  # of the frame of results, with a reference
     paper: float | None = None
-    common: str = ""  # options that all rows of the table have: their names leave them out
+    common: str = ""  # the options, where all rows of the table have the same: their names leave them out
 
     @property
     def name(self) -> str:
@@ -50,9 +46,8 @@ class Row:
 
     @property
     def changes(self) -> str:
-        """The options that not all rows have."""
-        common = _BETWEEN_OPTIONS.split(self.common)
-        return " ".join(part for part in _BETWEEN_OPTIONS.split(self.options) if part not in common)
+        """The options, where not all rows have them."""
+        return "" if self.common else self.options
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -118,8 +113,8 @@ def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None =
     axis, paper = STUDIES[study].axis, printed(study)
     runs = frame.of_cells(cells, store, failed)
     runs[_REFERENCE] = frame.of_cells(map(reference_cell, cells), store)["accuracy_last10"]
-    alone = preset not in PRESETS or is_apart(cells)
-    common = _common(runs["options"]) if alone else ""
+    apart = is_apart(cells)
+    common = cells[0].options if apart else ""
     found = []
     for _, own in runs.groupby(["dataset", "setting", "method", "options", *filter(None, [axis])], sort=False):
         first = own.iloc[0]
@@ -127,13 +122,7 @@ def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None =
         number = None if first["options"] else paper.get(place)
         value = float(first[axis]) if axis else None
         found.append(Row(study, preset, *place, first["options"], value, own, number, common))
-    return found if alone else found + _only_printed(found)
-
-
-def _common(options: Iterable[str]) -> str:
-    """The options that all rows have, in the order of the first."""
-    each = [_BETWEEN_OPTIONS.split(text) for text in dict.fromkeys(options)]
-    return " ".join(part for part in each[0] if all(part in own for own in each))
+    return found if apart or preset not in PRESETS else found + _only_printed(found)
 
 
 def _only_printed(found: Sequence[Row]) -> list[Row]:
@@ -154,32 +143,28 @@ class Grid(NamedTuple):
     """A table: methods down, settings or points of an axis across."""
 
     title: str
-    columns: list[str]
     names: list[str]
-    entries: list[list[Row | None]]  # [method][column]
+    columns: dict[str, list[Row | None]]  # [column][method]
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
     """A study's tables: one a data set, or one for each data set and setting where the study has an axis."""
     found = []
     for panel in panels(rows):
-        axis = STUDIES[panel[0].study].axis
-
-        def column(row: Row, axis: str = axis) -> Any:
-            return row.value if axis else row.setting
-
-        keys = list(dict.fromkeys(map(column, panel)))
-        methods = list(dict.fromkeys(row.method for row in panel))
-        lines = dict.fromkeys((row.method, row.options) for row in panel)
-        there = {(row.method, row.options, column(row)): row for row in panel}
+        study, axis, dataset = panel[0].study, STUDIES[panel[0].study].axis, display_name(panel[0].dataset)
+        there = {(row.method, row.options, row.setting if row.value is None else row.value): row for row in panel}
+        keys: list[Any] = list(dict.fromkeys(key for *_, key in there))
+        title = dataset
         if axis:
             keys.sort()
-        entries = [
-            [there.get((*line, key)) for key in keys] for line in sorted(lines, key=lambda one: methods.index(one[0]))
-        ]
-        title = display_name(panel[0].dataset) + (f", {setting_name(panel[0].setting)}" if axis else "")
-        columns = [axis_text(axis, key) if axis else setting_name(key) for key in keys]
-        found.append(Grid(title, columns, [next(filter(None, line)).name for line in entries], entries))
+            title += f", {panel[0].setting.upper()}"
+        methods = list(dict.fromkeys(row.method for row in panel))
+        lines = sorted(dict.fromkeys(line[:2] for line in there), key=lambda line: methods.index(line[0]))
+        names = {(row.method, row.options): row.name for row in panel}
+        columns = {
+            axis_text(study, key) if axis else key.upper(): [there.get((*line, key)) for line in lines] for key in keys
+        }
+        found.append(Grid(title, [names[line] for line in lines], columns))
     return found
 
 
@@ -195,7 +180,7 @@ def panels(rows: Iterable[Row], by_setting: bool = False) -> list[list[Row]]:
 def runs_of(rows: Iterable[Row]) -> pd.DataFrame:
     """All that was measured for these rows, a row a run."""
     found = [row.measured for row in rows if row.seeds]
-    return pd.concat(found) if found else _no_runs()
+    return pd.concat(found) if found else _NO_RUNS
 
 
 def most_seeds(rows: Iterable[Row]) -> int:
@@ -213,20 +198,14 @@ def accuracy(row: Row | None, seeds: int = 0) -> str:
     return f"{row.last10}{few}" + (f" {DIRTY}" if row.is_dirty else "")
 
 
-def from_paper(row: Row | None) -> str:
-    """Ours − the paper's."""
-    if row is None or row.from_paper is None:
-        return NOTHING
-    return frame.signed(row.from_paper, 1 if len(row.seeds) > 1 else 2)
-
-
 def entry(row: Row | None, seeds: int = 0) -> str:
     """All of a cell in one text: ours ± deviation (paper, difference)."""
     if row is None or row.paper is None:
         return accuracy(row, seeds)
-    if row.last10 is None:
+    if row.from_paper is None:
         return f"{FAILED if row.failed else NOTHING} ({row.paper:.2f})"
-    return f"{accuracy(row, seeds)} ({row.paper:.2f}, {from_paper(row)})"
+    difference = frame.signed(row.from_paper, 1 if len(row.seeds) > 1 else 2)
+    return f"{accuracy(row, seeds)} ({row.paper:.2f}, {difference})"
 
 
 def steps(line: Iterable[Row | None]) -> str:
@@ -237,51 +216,36 @@ def steps(line: Iterable[Row | None]) -> str:
 
 def table(grid: Grid, seeds: int) -> pd.DataFrame:
     """The table as people read it."""
-    lines = [
-        [name, *(entry(row, seeds) for row in line), steps(line)]
-        for name, line in zip(grid.names, grid.entries, strict=True)
-    ]
-    return pd.DataFrame(lines, columns=["method", *grid.columns, "local steps"])
+    texts = {name: [entry(row, seeds) for row in column] for name, column in grid.columns.items()}
+    lines = zip(*grid.columns.values(), strict=True)
+    return pd.DataFrame({"method": grid.names, **texts, "local steps": map(steps, lines)})
 
 
 def beyond_labels(grid: Grid) -> pd.DataFrame:
     """Differences from labels-only training with as many steps, for the methods that have any."""
-    lines = []
-    for name, line in zip(grid.names, grid.entries, strict=True):
-        found = [None if row is None else row.beyond_labels for row in line]
-        if any(found):
-            lines.append([name, *(str(one or NOTHING) for one in found)])
-    return pd.DataFrame(lines, columns=["method", *grid.columns])
+    found = pd.DataFrame({name: [row and row.beyond_labels for row in column] for name, column in grid.columns.items()})
+    texts = found.map(lambda one: str(one or NOTHING))
+    texts.insert(0, "method", grid.names)
+    return texts[found.notna().any(axis=1)]
 
 
-def missing(rows: Iterable[Row]) -> list[str]:
-    """What is not measured yet and has not failed, in words: a line for each method of a panel."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if seeds := [seed for seed in row.missing if seed not in row.failed]:
-            found.setdefault(_whose(row), []).append(_where(row, seeds))
-    return [f"{name}: {'; '.join(places)}" for name, places in found.items()]
-
-
-def failed(rows: Iterable[Row]) -> list[str]:
-    """What was tried in vain, in words: a line for each method of a panel and reason."""
+def unmeasured(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """What has failed, with the reason, and what is not measured yet: a line for each method of a panel."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for reason in dict.fromkeys(row.failed.values()):
-            seeds = [seed for seed, why in row.failed.items() if why == reason]
-            found.setdefault((_whose(row), reason), []).append(_where(row, seeds))
-    return [f"{name}: {'; '.join(places)}: {reason}" for (name, reason), places in found.items()]
-
-
-def _whose(row: Row) -> str:
-    panel = "" if row.value is None else f", {setting_name(row.setting)}"
-    return f"{display_name(row.dataset)}{panel}, {row.name}"
-
-
-def _where(row: Row, seeds: Sequence[int]) -> str:
-    axis = STUDIES[row.study].axis
-    where = setting_name(row.setting) if row.value is None else axis_text(axis, row.value)
-    return f"{where} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})"
+        panel, place = "", row.setting.upper()
+        if row.value is not None:
+            panel, place = f", {place}", axis_text(row.study, row.value)
+        name = f"{display_name(row.dataset)}{panel}, {row.name}"
+        for reason in dict.fromkeys(row.failed.get(seed, "") for seed in row.missing):
+            seeds = [str(seed) for seed in row.missing if row.failed.get(seed, "") == reason]
+            where = f"{place} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})"
+            found.setdefault((name, reason), []).append(where)
+    lines: dict[str, list[str]] = {"Failed": [], "Not measured yet": []}
+    for (name, reason), places in found.items():
+        line = f"{name}: {'; '.join(places)}"
+        lines["Failed" if reason else "Not measured yet"].append(f"{line}: {reason}" if reason else line)
+    return lines
 
 
 def records(rows: Sequence[Row]) -> pd.DataFrame:
@@ -291,6 +255,7 @@ def records(rows: Sequence[Row]) -> pd.DataFrame:
 
 def _record(row: Row) -> dict[str, Any]:
     axis = STUDIES[row.study].axis
+    place = {name: getattr(row, name) for name in ("study", "preset", "dataset", "setting", "method", "options")}
     numbers = {"local_steps": row.local_steps}
     for name in ("last10", "last", "ema"):
         found = frame.mean_sd(row.runs[f"accuracy_{name}"])
@@ -300,12 +265,7 @@ def _record(row: Row) -> dict[str, Any]:
         name = "beyond_labels_only" + ("" if end == "mean" else f"_{end}")
         numbers[name] = getattr(row.beyond_labels, end, None)
     return {
-        "study": row.study,
-        "preset": row.preset,
-        "dataset": row.dataset,
-        "setting": row.setting,
-        "method": row.method,
-        "options": row.options,
+        **place,
         **({axis: None if row.value is None else f"{row.value:g}"} if axis else {}),
         "rounds": next(iter(row.measured["rounds"]), None),
         "seeds": " ".join(map(str, row.seeds)),

@@ -10,8 +10,7 @@ images [lane, image, pixel]. Every loss has one value per lane, so the gradient 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,32 +79,13 @@ class Step(NamedTuple):
     c_reg_gradient: Tensor  # ∇_φ H·L at φ_t and w_{t+1}
 
 
-class Curvature(NamedTuple):
-    """The largest curvature, per lane, of the losses in their own parameters and through one step of C-reg."""
-
-    losses: Tensor  # of φ ↦ L_s(φ) and φ ↦ H·L(φ)
-    through_theta: Tensor  # of θ ↦ L_s(φ_{t+1}(θ))
-    through_w: Tensor  # of w ↦ L_s(φ⁻(w))
-
-
-class Record(NamedTuple):
-    """One lane at one step, all norms squared."""
-
-    schedule: str
-    arm: str
-    horizon: int  # T
-    seed: int
-    step: int  # t
-    eta_s: float
-    eta: float
-    eta_w: float
-    meta_gradient: float  # ‖∇_θ L_s(φ_{t+1}(θ_t))‖²
-    smallest_meta_gradient: float  # the least of them up to t
-    c_reg_gradient: float  # ‖∇_φ H·L‖²
-    unweighted_gradient: float  # ‖∇_φ L‖², without F-reg's weights
-    mean_weight: float  # mean H
-    labelled_loss: float  # L_s(φ_t)
-    theta_moved: float  # ‖θ_t − θ_0‖ / ‖θ_0‖
+COLUMNS = (
+    "schedule", "arm", "horizon", "seed", "step", "eta_s", "eta", "eta_w", "meta_gradient", "smallest_meta_gradient",
+    "c_reg_gradient", "unweighted_gradient", "mean_weight", "labelled_loss", "theta_moved",
+)  # fmt: skip
+"""Of the records, a row for a run at a step: `horizon` is T and `step` t. All norms are squared: `meta_gradient` is
+‖∇_θ L_s(φ_{t+1}(θ_t))‖² and `smallest_meta_gradient` the least of them up to t; `c_reg_gradient` is ‖∇_φ H·L‖² and
+`unweighted_gradient` ‖∇_φ L‖². `mean_weight` is of H, `labelled_loss` L_s(φ_t), `theta_moved` ‖θ_t − θ_0‖ / ‖θ_0‖."""
 
 
 class Constants(NamedTuple):
@@ -137,7 +117,7 @@ class Study:
     seeds: int
     constants: Constants
     step_times_curvature: float  # the largest η·L met where θ moves; the theorem asks for at most 1
-    records: pd.DataFrame  # a row a `Record`
+    records: pd.DataFrame  # with `COLUMNS`
     perturbations: list[Perturbation]
 
 
@@ -156,11 +136,15 @@ def measure(
     """Run everything; `progress` hears how many of all lane steps are done."""
     ladder = horizons(largest)
     dataset = data.load("fashion-mini")
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small gain little from threads, and waiting for each other costs much
+    try:
         starts = [make_start(dataset, seed) for seed in range(seeds)]
         constants = pilot(starts, e)
         records, met = _run(_lanes(ladder, seeds, constants), starts, progress)
-        return Study(largest, seeds, constants, met, pd.DataFrame(records), perturb(starts, e))
+        return Study(largest, seeds, constants, met, records, perturb(starts, e))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pilot(starts: list[Start], e: float) -> Constants:
@@ -171,7 +155,7 @@ def pilot(starts: list[Start], e: float) -> Constants:
     met = []
     for step in range(SMALLEST + 1):
         if step in _PILOT_STOPS:
-            met.append(torch.stack(curvature(theta, phi, w, client, eta_s)))
+            met.append(curvature(theta, phi, w, client, eta_s))
         phi = take_step(theta, phi, w, client, eta_s, torch.zeros_like(eta_s)).phi
     losses, through_theta, through_w = (HEADROOM * torch.stack(met).amax((0, 2))).tolist()
     root = math.sqrt(SMALLEST)
@@ -202,17 +186,7 @@ def perturb(starts: list[Start], e: float) -> list[Perturbation]:
     return found
 
 
-class _Lane(NamedTuple):
-    schedule: str
-    arm: str
-    horizon: int
-    seed: int
-    eta_s: float
-    eta: float
-    eta_w: float
-
-
-def _lanes(ladder: list[int], seeds: int, constants: Constants) -> list[_Lane]:
+def _lanes(ladder: list[int], seeds: int, constants: Constants) -> pd.DataFrame:
     """All runs, those with the largest T first, so that the ones still running are always a prefix."""
     wanted = [(PAPER, arm, horizon) for horizon in ladder for arm in (MOVING, FROZEN_THETA, FROZEN_BOTH)]
     wanted += [(FIXED, arm, horizon) for horizon in ladder for arm in (MOVING, FROZEN_THETA)]
@@ -228,8 +202,9 @@ def _lanes(ladder: list[int], seeds: int, constants: Constants) -> list[_Lane]:
             eta_w = min(1 / constants.L_w, constants.c_eager / root)
         elif arm == FROZEN_BOTH:
             eta_w = 0.0
-        lanes += [_Lane(schedule, arm, horizon, seed, eta_s, eta, eta_w) for seed in range(seeds)]
-    return sorted(lanes, key=lambda lane: -lane.horizon)
+        lanes += [(schedule, arm, horizon, seed, eta_s, eta, eta_w) for seed in range(seeds)]
+    columns = [name for name in COLUMNS[:8] if name != "step"]
+    return pd.DataFrame(lanes, columns=columns).sort_values("horizon", ascending=False, kind="stable")
 
 
 @dataclass
@@ -251,54 +226,49 @@ class _State:
             setattr(self, name, value.lanes(slice(count)) if isinstance(value, Client) else value[:count])
 
 
-def _run(lanes: list[_Lane], starts: list[Start], progress: Progress) -> tuple[list[Record], float]:
+def _run(lanes: pd.DataFrame, starts: list[Start], progress: Progress) -> tuple[pd.DataFrame, float]:
     """Take every lane to its T; give the records, and the largest product of η and the curvature it met."""
-    client, theta, w = stack([starts[lane.seed] for lane in lanes])
-    rates = torch.tensor([(lane.eta_s, lane.eta, lane.eta_w) for lane in lanes], dtype=torch.float64)
-    eta_s, eta, eta_w = (rates[:, column, None] for column in range(3))
+    client, theta, w = stack([starts[seed] for seed in lanes.seed])
+    eta_s, eta, eta_w = (torch.tensor(lanes[[name]].to_numpy()) for name in ("eta_s", "eta", "eta_w"))
     smallest = torch.full((len(lanes),), math.inf, dtype=torch.float64)
     state = _State(client, theta, theta, theta, w, eta_s, eta, eta_w, smallest)
-    largest, total, done = lanes[0].horizon, sum(lane.horizon + 1 for lane in lanes), 0
-    records: list[Record] = []
-    met = 0.0
+    horizons = lanes.horizon.to_numpy()
+    largest, total, done = horizons[0], int(horizons.sum()) + len(lanes), 0
+    records, met = [], 0.0
     for step in range(largest + 1):
-        running = sum(lane.horizon >= step for lane in lanes)
+        running = int((horizons >= step).sum())
         if running < len(state.theta):
             state.keep(running)
         taken = take_step(state.theta, state.phi, state.w, state.client, state.eta_s, state.eta_w)
         state.smallest = torch.minimum(state.smallest, _squared_norm(taken.meta_gradient))
         if step & (step - 1) == 0:  # 0 and the powers of two
-            watched = [
-                number for number, lane in enumerate(lanes[:running]) if lane.horizon in (step, largest) or step == 0
-            ]
-            records += _records(lanes, state, taken, watched, step)
+            watched = (horizons == step) | (horizons == largest) | (step == 0)
+            index = torch.from_numpy(watched.nonzero()[0])
+            records.append(lanes[watched].assign(step=step, **_quantities(state, taken, index)))
             met = max(met, _step_times_curvature(state, taken.w))
         state.theta = state.theta - state.eta * taken.meta_gradient
         state.phi, state.w = taken.phi, taken.w
         done += running
         progress(done, total)
-    return records, met
+    return pd.concat(records, ignore_index=True)[list(COLUMNS)], met
 
 
-def _records(lanes: list[_Lane], state: _State, taken: Step, watched: list[int], step: int) -> list[Record]:
-    index = torch.tensor(watched)
+def _quantities(state: _State, taken: Step, index: Tensor) -> dict[str, np.ndarray]:
+    """What a record says of these lanes at a step."""
     client, phi = state.client.lanes(index), state.phi[index].detach().requires_grad_()
     logits = network(phi, client.strong)
     unweighted = unsupervised(logits, pseudo_labels(state.theta[index], client), None)
     moved = (state.theta - state.first_theta).norm(dim=1) / state.first_theta.norm(dim=1)
-    columns = (
-        _squared_norm(taken.meta_gradient)[index],
-        state.smallest[index],
-        _squared_norm(taken.c_reg_gradient)[index],
-        _squared_norm(_gradient(unweighted, phi)),
-        weigh(taken.w[index], logits.softmax(2)).mean(1),
-        supervised(phi, client),
-        moved[index],
-    )
-    values = torch.stack([column.detach() for column in columns], dim=1).tolist()
-    return [
-        Record(*lanes[number][:4], step, *lanes[number][4:], *row) for number, row in zip(watched, values, strict=True)
-    ]
+    found = {
+        "meta_gradient": _squared_norm(taken.meta_gradient)[index],
+        "smallest_meta_gradient": state.smallest[index],
+        "c_reg_gradient": _squared_norm(taken.c_reg_gradient)[index],
+        "unweighted_gradient": _squared_norm(_gradient(unweighted, phi)),
+        "mean_weight": weigh(taken.w[index], logits.softmax(2)).mean(1),
+        "labelled_loss": supervised(phi, client),
+        "theta_moved": moved[index],
+    }
+    return {name: values.detach().numpy() for name, values in found.items()}
 
 
 def _step_times_curvature(state: _State, w: Tensor) -> float:
@@ -307,17 +277,6 @@ def _step_times_curvature(state: _State, w: Tensor) -> float:
     client, phi, w, eta_s = state.client.lanes(index), state.phi[index], w[index], state.eta_s[index]
     met = largest_eigenvalue(lambda theta: meta_loss(theta, phi, w, client, eta_s), state.theta[index])
     return (state.eta[index, 0] * met).max().item()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain little from threads, and threads that wait for each other lose much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # FedDure's coupled steps.
@@ -370,20 +329,26 @@ def pseudo_labels(theta: Tensor, client: Client, hard: bool = False) -> Tensor:
     return logits.softmax(2)
 
 
-def network(parameters: Tensor, images: Tensor) -> Tensor:
-    """Logits [lane, image, class] of the tanh perceptron; theta and phi share this architecture."""
-    pixels = images.shape[2]
-    classes = (parameters.shape[1] - (pixels + 1) * HIDDEN) // (HIDDEN + 1)
-    return _perceptron(parameters, images, classes)
+def network(parameters: Tensor, inputs: Tensor) -> Tensor:
+    """Outputs [lane, image, output] of the tanh perceptron, as many as these parameters are for."""
+    lanes, _, features = inputs.shape
+    outputs = (parameters.shape[1] - (features + 1) * HIDDEN) // (HIDDEN + 1)
+    sizes = [features * HIDDEN, HIDDEN, HIDDEN * outputs, outputs]
+    first, first_bias, second, second_bias = parameters.split(sizes, dim=1)
+    inner = torch.baddbmm(first_bias.unsqueeze(1), inputs, first.reshape(lanes, features, HIDDEN))
+    return torch.baddbmm(second_bias.unsqueeze(1), inner.tanh(), second.reshape(lanes, HIDDEN, outputs))
 
 
 def weigh(w: Tensor, probabilities: Tensor) -> Tensor:
     """F-reg: H = f_w(softmax z), a weight in (0, 1) for each image."""
-    return _perceptron(w, probabilities, 1).squeeze(2).sigmoid()
+    return network(w, probabilities).squeeze(2).sigmoid()
 
 
-def curvature(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tensor) -> Curvature:
-    """Measure the smoothness constants the theorems assume, here: the Hessians' largest absolute eigenvalues."""
+def curvature(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tensor) -> Tensor:
+    """The smoothness constants that the theorems assume: largest absolute eigenvalues of Hessians, [3, lane].
+
+    Of the losses L_s(φ) and H·L(φ), of θ ↦ L_s(φ_{t+1}(θ)), and of w ↦ L_s(φ⁻(w)).
+    """
     targets = pseudo_labels(theta, client).detach()
     start = phi.detach().requires_grad_()
 
@@ -394,11 +359,9 @@ def curvature(theta: Tensor, phi: Tensor, w: Tensor, client: Client, eta_s: Tens
         return supervised(next_phi(start, variable, targets, client, eta_s), client)
 
     of_supervised = largest_eigenvalue(lambda variable: supervised(variable, client), phi)
-    return Curvature(
-        torch.maximum(of_supervised, largest_eigenvalue(weighted, phi)),
-        largest_eigenvalue(lambda variable: meta_loss(variable, phi, w, client, eta_s), theta),
-        largest_eigenvalue(through_w, w),
-    )
+    losses = torch.maximum(of_supervised, largest_eigenvalue(weighted, phi))
+    through_theta = largest_eigenvalue(lambda variable: meta_loss(variable, phi, w, client, eta_s), theta)
+    return torch.stack([losses, through_theta, largest_eigenvalue(through_w, w)])
 
 
 def largest_eigenvalue(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
@@ -410,14 +373,6 @@ def largest_eigenvalue(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         direction = direction / direction.norm(dim=1, keepdim=True)
         direction = torch.autograd.grad(slope, variable, direction, retain_graph=True)[0]
     return direction.norm(dim=1)
-
-
-def _perceptron(parameters: Tensor, inputs: Tensor, outputs: int) -> Tensor:
-    lanes, _, features = inputs.shape
-    sizes = [features * HIDDEN, HIDDEN, HIDDEN * outputs, outputs]
-    first, first_bias, second, second_bias = parameters.split(sizes, dim=1)
-    inner = torch.baddbmm(first_bias.unsqueeze(1), inputs, first.reshape(lanes, features, HIDDEN))
-    return torch.baddbmm(second_bias.unsqueeze(1), inner.tanh(), second.reshape(lanes, HIDDEN, outputs))
 
 
 def _gradient(losses: Tensor, variable: Tensor, create_graph: bool = False) -> Tensor:
@@ -459,10 +414,10 @@ def make_start(dataset: Dataset, seed: int) -> Start:
     return Start(client, theta, _uniform(classes, 1, seed, "theory w"))
 
 
-def stack(starts: Sequence[Start]) -> tuple[Client, Tensor, Tensor]:
-    """The clients, thetas and ws of these starts, one lane each."""
-    client = Client(*(torch.stack(tensors) for tensors in zip(*(start.client for start in starts), strict=True)))
-    return client, torch.stack([start.theta for start in starts]), torch.stack([start.w for start in starts])
+def stack(starts: Sequence[Start]) -> Start:
+    """These starts, one lane each."""
+    clients, thetas, ws = zip(*starts, strict=True)
+    return Start(Client(*map(torch.stack, zip(*clients, strict=True))), torch.stack(thetas), torch.stack(ws))
 
 
 def _pool(images: Tensor) -> Tensor:

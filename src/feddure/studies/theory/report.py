@@ -29,15 +29,6 @@ RATE = -0.5
 LEVEL = 0.1
 """Slopes nearer to zero than this, or than two of their errors, count as level."""
 
-SMALLEST_GRADIENT, SCALED, C_REG, UNWEIGHTED, MOVED = (
-    "smallest_meta_gradient",  # Theorem 1's left side: min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²
-    "scaled",  # the same over η_s², the factor the gradient carries whatever θ does
-    "c_reg_gradient",  # Theorem 2's left side: ‖∇_φ H·L‖²
-    "unweighted_gradient",  # ‖∇_φ L‖², C-reg's gradient without F-reg's weights
-    "theta_moved",  # how far θ is from its start, relative to it
-)
-"""Columns of the records, the second made from them."""
-
 _META, _H_L = "min_t ‖∇_θ L_s(φ_{t+1}(θ_t))‖²", "‖∇_φ H·L‖²"
 
 Pace = Literal["fast", "about", "slow", "level", "grows"]
@@ -97,20 +88,6 @@ class Series(NamedTuple):
         return Fit(slope, float(math.sqrt(((y - slope * x) ** 2).sum() / freedom / weight)))
 
 
-class Finding(NamedTuple):
-    """One measured quantity beside its control."""
-
-    theorem: int
-    quantity: str
-    against: str  # T or t
-    first: float
-    last: float
-    fit: Fit
-    control: str
-    control_fit: Fit
-    verdict: str
-
-
 def at_end(study: Study, schedule: str, arm: str, column: str) -> Series:
     """A quantity at the end of every run, against T."""
     found = study.records
@@ -123,45 +100,53 @@ def along(study: Study, arm: str, column: str, least: int = SMALLEST) -> Series:
     return _series(found[found.step >= least], column)
 
 
-def findings(study: Study) -> list[Finding]:
+def findings(study: Study) -> list[dict[str, Any]]:
     """The table: both theorems as written, then what is left without the trivial part."""
 
-    def finding(theorem: int, quantity: str, measured: Series, control: str, beside: Series, verdict: str) -> Finding:
-        first, last = float(measured.mean[0]), float(measured.mean[-1])
-        against = "t" if "along t" in quantity else "T"
-        return Finding(theorem, quantity, against, first, last, measured.fit, control, beside.fit, verdict)
+    def finding(
+        theorem: int, quantity: str, measured: Series, control: str, beside: Series, verdict: str
+    ) -> dict[str, Any]:
+        return {
+            "theorem": theorem,
+            "quantity": quantity,
+            "against": "t" if "along t" in quantity else "T",
+            "first": float(measured.mean[0]),
+            "last": float(measured.mean[-1]),
+            "fit": measured.fit._asdict(),
+            "control": control,
+            "control_fit": beside.fit._asdict(),
+            "verdict": verdict,
+        }
 
-    def theorem_1(quantity: str, schedule: str, column: str) -> Finding:
+    def theorem_1(quantity: str, schedule: str, column: str) -> dict[str, Any]:
         measured, control = (at_end(study, schedule, arm, column) for arm in (MOVING, FROZEN_THETA))
         first, last = (control.mean / measured.mean)[[0, -1]]
         effect = f"Moving θ divides it by {first:.3g} at T = {SMALLEST} and by {last:.3g} at T = {study.largest}."
         verdict = f"{bound_verdict(measured.fit, control.fit)} {effect}"
         return finding(1, quantity, measured, "θ frozen", control, verdict)
 
-    both = "θ and w frozen"
-    way, way_fixed = (at_end(study, schedule, MOVING, MOVED) for schedule in (PAPER, FIXED))
+    way, way_fixed = (at_end(study, schedule, MOVING, "theta_moved") for schedule in (PAPER, FIXED))
     start = _at_start(study)
-    ends, ends_control = (at_end(study, PAPER, arm, C_REG) for arm in (MOVING, FROZEN_BOTH))
+    ends, ends_control = (at_end(study, PAPER, arm, "c_reg_gradient") for arm in (MOVING, FROZEN_BOTH))
     first, last = (ends.mean / ends_control.mean)[[0, -1]]
-    beside = f"It is {first:.2f} times the control at T = {SMALLEST}, {last:.2f} times at T = {study.largest}."
-    as_written = limit_verdict(ends.fit, ends_control.fit, float(ends.mean[-1] / start), "T")
-    run, run_control = (along(study, arm, C_REG) for arm in (MOVING, FROZEN_BOTH))
+    as_written = (
+        f"{limit_verdict(ends.fit, ends_control.fit, float(ends.mean[-1] / start), 'T')} "
+        f"It is {first:.2f} times the control at T = {SMALLEST}, {last:.2f} times at T = {study.largest}."
+    )
+    run, run_control = (along(study, arm, "c_reg_gradient") for arm in (MOVING, FROZEN_BOTH))
     fixed = limit_verdict(run.fit, run_control.fit, float(run.mean[-1] / start), "t")
-    eager, unweighted = (along(study, EAGER, column) for column in (C_REG, UNWEIGHTED))
+    eager, unweighted = (along(study, EAGER, column) for column in ("c_reg_gradient", "unweighted_gradient"))
     eager_verdict = weights_verdict(eager.fit, unweighted.fit)
+    both = "θ and w frozen"
     return [
-        theorem_1(f"{_META}, η_s = e/T: as written", PAPER, SMALLEST_GRADIENT),
-        theorem_1(f"{_META} / η_s², η_s = e/T", PAPER, SCALED),
-        theorem_1(f"{_META}, η_s fixed", FIXED, SMALLEST_GRADIENT),
+        theorem_1(f"{_META}, η_s = e/T: as written", PAPER, "smallest_meta_gradient"),
+        theorem_1(f"{_META} / η_s², η_s = e/T", PAPER, "scaled"),
+        theorem_1(f"{_META}, η_s fixed", FIXED, "smallest_meta_gradient"),
         finding(1, "‖θ_T − θ_0‖ / ‖θ_0‖, η_s = e/T", way, "η_s fixed", way_fixed, way_verdict(way.fit, way_fixed.fit)),
-        finding(
-            2, f"{_H_L} at t = T, η_s = k/T: as written", ends, both, ends_control, f"{as_written} {beside}"
-        ),
+        finding(2, f"{_H_L} at t = T, η_s = k/T: as written", ends, both, ends_control, as_written),
         finding(2, f"{_H_L} along t, η_s fixed", run, both, run_control, fixed),
-        finding(
-            2, f"{_H_L} along t, η_s fixed, F-reg eager", eager, "‖∇_φ L‖² there", unweighted, eager_verdict
-        ),
-    ]  # fmt: skip
+        finding(2, f"{_H_L} along t, η_s fixed, F-reg eager", eager, "‖∇_φ L‖² there", unweighted, eager_verdict),
+    ]
 
 
 def notes(study: Study) -> list[str]:
@@ -174,11 +159,11 @@ def notes(study: Study) -> list[str]:
         f"L_s(φ_{{t+1}}(θ)) by {'exactly 0' if largest_hard == 0 else f'up to {largest_hard:.1e}'} wherever no label "
         f"flips"
         + (f" (up to a distance of {calm[-1].radius:g} none does)" if calm else "")
-        + f"; soft ones change it by up to {least.soft:.1e} at a distance of {least.radius:g}. "
+        + f"; soft ones change it by up to {least.soft:.1e} at a distance of {least.radius:g}. So ∂φ/∂θ is "
         + (
-            "So ∂φ/∂θ is zero almost everywhere under Eq. 1 as written, and Theorem 1 holds there without content."
+            "zero almost everywhere under Eq. 1 as written, and Theorem 1 holds there without content."
             if largest_hard == 0
-            else "So ∂φ/∂θ is not zero here, against expectation."
+            else "not zero here, against expectation."
         )
     )
     product, constants = study.step_times_curvature, study.constants
@@ -264,9 +249,13 @@ def _how(measured: Fit, against: str = "T") -> str:
 
 
 def _series(records: pd.DataFrame, column: str) -> Series:
-    """Against T where each record ends a run of its own T, else against t; both are the record's step."""
-    scaled = records[SMALLEST_GRADIENT] / records.eta_s**2
-    table = records.assign(**{SCALED: scaled}).pivot(index="seed", columns="step", values=column)
+    """Against T where each record ends a run of its own T, else against t; both are the record's step.
+
+    Columns are those of the records and `scaled`: Theorem 1's left side over η_s², the factor that the gradient
+    carries whatever θ does.
+    """
+    scaled = records.smallest_meta_gradient / records.eta_s**2
+    table = records.assign(scaled=scaled).pivot(index="seed", columns="step", values=column)
     return Series(table.columns.to_numpy(), table.to_numpy())
 
 
@@ -277,7 +266,7 @@ def _longest(study: Study, arm: str) -> pd.DataFrame:
 
 def _at_start(study: Study) -> float:
     """Theorem 2's left side at t = 0, where all runs of a seed are equal."""
-    return float(along(study, MOVING, C_REG, least=0).mean[0])
+    return float(along(study, MOVING, "c_reg_gradient", least=0).mean[0])
 
 
 # Files.
@@ -296,10 +285,7 @@ def summary(study: Study) -> dict[str, Any]:
             "seeds": study.seeds,
             **study.constants._asdict(),
         },
-        "findings": [
-            {**found._asdict(), "fit": found.fit._asdict(), "control_fit": found.control_fit._asdict()}
-            for found in findings(study)
-        ],
+        "findings": findings(study),
         "notes": notes(study),
         "meaning": list(MEANING),
         "step_times_curvature": study.step_times_curvature,
@@ -328,8 +314,8 @@ def read(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def table(report: dict[str, Any], theorem: int | None = None) -> pd.DataFrame:
-    """The findings of a summary, or those of one theorem, as they are printed."""
+def table(report: dict[str, Any]) -> pd.DataFrame:
+    """The findings of a summary as they are printed."""
     return pd.DataFrame(
         {
             "theorem": str(found["theorem"]),
@@ -342,7 +328,6 @@ def table(report: dict[str, Any], theorem: int | None = None) -> pd.DataFrame:
             "verdict": found["verdict"],
         }
         for found in report["findings"]
-        if theorem in (None, found["theorem"])
     )
 
 
@@ -358,23 +343,16 @@ def reading(report: dict[str, Any]) -> str:
 def markdown(report: dict[str, Any]) -> str:
     """The findings as a page to read."""
     about = report["environment"]
-    return "\n".join(
-        [
-            "# The two theorems, measured",
-            "",
-            frame.markdown(table(report), numbers_from=8),
-            "",
-            reading(report),
-            "",
-            "![the figure](theory.png)",
-            "",
-            *(f"- {note}" for note in (*report["notes"], *report["meaning"])),
-            "",
-            f"`{about['command']}`, feddure {about['feddure']}, Python {about['python']}, torch {about['torch']}, "
-            f"{about['cpu']}, {about['cores']} cores.",
-            "",
-        ]
+    blocks = (
+        "# The two theorems, measured",
+        frame.markdown(table(report), numbers_from=8),
+        reading(report),
+        "![the figure](theory.png)",
+        "\n".join(f"- {note}" for note in (*report["notes"], *report["meaning"])),
+        f"`{about['command']}`, feddure {about['feddure']}, Python {about['python']}, torch {about['torch']}, "
+        f"{about['cpu']}, {about['cores']} cores.\n",
     )
+    return "\n\n".join(blocks)
 
 
 # The figure: on the left as written, on the right without what is trivial.
@@ -398,52 +376,48 @@ def figure(study: Study) -> Figure:
 
 
 def _theorem_1(study: Study, left: Axes, right: Axes) -> None:
+    _label(left, "Theorem 1 as written: η_s = e/T", "T", _META)
+    _label(right, "Theorem 1 without its factor η_s²", "T", f"{_META} / η_s²")
     arms = ((MOVING, "θ moves", style.BLUE, "o"), (FROZEN_THETA, "θ frozen", style.VERMILION, "s"))
     for arm, name, colour, marker in arms:
-        series = at_end(study, PAPER, arm, SMALLEST_GRADIENT)
+        series = at_end(study, PAPER, arm, "smallest_meta_gradient")
         _draw(left, series, name, colour, marker)
     rate = series.mean[0] * np.power(series.x / series.x[0], RATE)
     left.plot(series.x, rate, ":", color=style.MUTED, linewidth=1.2, label="1/√T, the bound's rate")
-    _label(left, "Theorem 1 as written: η_s = e/T", "T", _META)
     for schedule, eta_s, line in ((PAPER, "η_s = e/T", "-"), (FIXED, "η_s fixed", "--")):
         for arm, name, colour, marker in arms:
-            _draw(right, at_end(study, schedule, arm, SCALED), f"{name}, {eta_s}", colour, marker, line)
-    _label(right, "Theorem 1 without its factor η_s²", "T", f"{_META} / η_s²")
+            _draw(right, at_end(study, schedule, arm, "scaled"), f"{name}, {eta_s}", colour, marker, line)
 
 
 def _theorem_2(study: Study, left: Axes, right: Axes) -> None:
+    _label(left, "Theorem 2 as written: η_s = k/T", "T", f"{_H_L} at t = T")
+    _label(right, "Theorem 2 with η_s fixed", "t", _H_L)
     for arm, name, colour, marker in (
         (MOVING, "θ and F-reg move", style.BLUE, "o"),
         (FROZEN_BOTH, "θ and F-reg frozen", style.VERMILION, "s"),
     ):
-        _draw(left, at_end(study, PAPER, arm, C_REG), name, colour, marker)
-        _draw(right, along(study, arm, C_REG, least=1), name, colour, marker)
+        _draw(left, at_end(study, PAPER, arm, "c_reg_gradient"), name, colour, marker)
+        _draw(right, along(study, arm, "c_reg_gradient", least=1), name, colour, marker)
     start = _at_start(study)
     left.axhline(start, color=style.MUTED, linestyle=":", linewidth=1.2, label="at t = 0")
-    _label(left, "Theorem 2 as written: η_s = k/T", "T", f"{_H_L} at t = T")
     left.set_ylim(min(left.get_ylim()[0], 1e-2 * start), 2 * start)
-    _draw(right, along(study, EAGER, C_REG, least=1), "eager F-reg", style.GREEN, "^")
+    _draw(right, along(study, EAGER, "c_reg_gradient", least=1), "eager F-reg", style.GREEN, "^")
     without = "eager F-reg, without H: ‖∇_φ L‖²"
-    _draw(right, along(study, EAGER, UNWEIGHTED, least=1), without, style.GREEN, "^", "--")
-    _label(right, "Theorem 2 with η_s fixed", "t", _H_L)
+    _draw(right, along(study, EAGER, "unweighted_gradient", least=1), without, style.GREEN, "^", "--")
 
 
 def _draw(axes: Axes, series: Series, name: str, colour: str, marker: str, line: str = "-") -> None:
     late = series.x >= SMALLEST
-    slope = Series(series.x[late], series.values[:, late]).fit.slope
-    label = f"{name}: slope " + f"{slope:+.2f}".replace("-", "−")
+    slope = f"{Series(series.x[late], series.values[:, late]).fit.slope:+.2f}".replace("-", "−")
     filled = colour if line == "-" else "white"
     marks: dict[str, Any] = {"marker": marker, "markersize": 4, "markerfacecolor": filled}
-    axes.plot(series.x, series.mean, line, color=colour, label=label, **marks)
+    axes.plot(series.x, series.mean, line, color=colour, label=f"{name}: slope {slope}", **marks)
     low, high = series.values.min(axis=0), series.values.max(axis=0)
     axes.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title)
+    axes.set(title=title, xlabel=x, ylabel=y, yscale="log")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
