@@ -89,6 +89,7 @@ def measure(
     `report` tells what is finished before Ctrl-C ends the command; by default results.csv is written. Returns what has
     ended some cells, by their hashes: the command writes its files without them, and ends with `end_if_failed`.
     """
+    from feddure.reports import frame
     from feddure.studies.grid import runner
     from feddure.studies.grid.failures import Problem
     from feddure.studies.grid.jobs import measure_in_jobs
@@ -117,7 +118,7 @@ def measure(
         stopped = asked if isinstance(asked, runner.GridStopped) else runner.GridStopped(signal.SIGINT)
         progress.close()
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
-        (report or (lambda: store.tabulate(cells)))()
+        (report or (lambda: frame.write_results(store.folder, frame.of_cells(cells, store))))()
         raise typer.Exit(stopped.exit_code) from None
     finally:
         progress.close()

@@ -64,7 +64,7 @@ def sweep(
     ```
     """
     from feddure.studies import sweep as study
-    from feddure.studies.grid.store import Merged, Store
+    from feddure.studies.grid.store import Store
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
@@ -73,7 +73,7 @@ def sweep(
     grids.check_merge(merge)
     grids.check_places(ray, jobs)
     if dry_run:
-        merged = Merged(folder, merge or ())
+        merged = Store(folder, merge or ())
         _show_plan(wanted, merged)
         grids.show_estimate(wanted.cells(), merged, jobs, ray)
         return

@@ -56,7 +56,8 @@ def cluster(tmp_path_factory):
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # names of sockets must be short
         patch.setenv("TMPDIR", str(folder))  # a killed worker cannot tidy up
-        with on_ray._connected(on_ray._ray("local"), "local", 2):
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        with on_ray.connected("local", 2):
             yield ray
             started = psutil.Process().children(recursive=True)
     assert not ray.is_initialized()
@@ -114,7 +115,7 @@ def test_no_port_is_open_to_other_machines(cluster):
 
 def test_another_version_on_a_node_is_refused(images):
     with pytest.raises(RunError, match=r"but 0\.0\.0 where the grid was started; install the same version"):
-        on_ray._measure_cell(on_ray._Task("0.0.0", "", {}, 1, ""), images)
+        on_ray._measure_cell("0.0.0", "", {}, False, images)
 
 
 def test_ray_that_cannot_be_started(monkeypatch, cluster):
@@ -125,7 +126,7 @@ def test_ray_that_cannot_be_started(monkeypatch, cluster):
     monkeypatch.setattr(cluster, "shutdown", lambda: None)
     monkeypatch.setattr(cluster, "init", fail)
     match = r"--ray local: Ray cannot be started on this machine \(AF_UNIX .*107 bytes\)"
-    with pytest.raises(RunError, match=match), on_ray._connected(cluster, "local", 1):
+    with pytest.raises(RunError, match=match), on_ray.connected("local"):
         pass
 
 

@@ -17,7 +17,6 @@ from feddure.methods.fedavg import FedAvg
 from feddure.simulation import runs
 from feddure.simulation.lanes import Lanes
 from feddure.studies.grid import runner
-from feddure.studies.grid.failures import NotWritten
 from feddure.studies.grid.store import Cell, Store, unmeasured
 from feddure.tracking import records
 from measured import found, here
@@ -319,7 +318,7 @@ def test_a_full_disk_ends_the_grid_and_finished_cells_stay(tmp_path, monkeypatch
             patch.setattr(os, "fsync", full(number))
             if place == "checkpoint":
                 patch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-        with pytest.raises(NotWritten, match="finished cells are kept") as caught:
+        with pytest.raises(RunError, match="finished cells are kept") as caught:
             measure([done, *wanted], store)
     assert str(caught.value).startswith(str(tmp_path))
     assert measured([done, *wanted], store) == [True, False, False]

@@ -1,6 +1,5 @@
 """The store: kept whole, found again, claimed by one process, merged from several folders."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -16,7 +15,7 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import COLUMNS, Cell, Store, labels, mean_of, pack, unpack
+from feddure.studies.grid.store import Cell, Store, pack, unpack
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -46,8 +45,6 @@ def test_what_is_kept_is_found_again(tmp_path):
     store.keep(made)
     assert store.has(one)
     assert store.find(one) == Store(tmp_path).find(one) == made
-    assert made.dirty
-    assert not synthetic.measured(one, 50.0).dirty
 
 
 def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
@@ -184,7 +181,7 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path):
             store.note(one, "command", 3, 0.5)
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert store.noted(one).round == 3  # who it was can be told
+    assert store.notes()[one.hash].round == 3  # who it was can be told
     assert store.under_way() == {}
     with store.claimed(one) as mine:
         assert mine
@@ -239,47 +236,3 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match=r"cells.jsonl: line 1 is damaged"):
         Store(tmp_path / "mine").merge(tmp_path / "theirs")
     assert not (tmp_path / "mine").exists()
-
-
-def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):
-    store = Store(tmp_path)
-    first, shared, missing = cell(), cell("gamma"), cell(seed=5)
-    kept(store, first)
-    store.tabulate([first, missing])
-    store.tabulate([shared])
-    with (tmp_path / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["study"] for row in rows] == ["table1", "gamma"]
-    assert {row["config_hash"] for row in rows} == {first.hash}
-    assert rows[0]["accuracy_last10"] == "50.0"
-
-
-def test_results_of_another_format_are_not_overwritten(tmp_path):
-    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
-    with pytest.raises(RunError, match=r"results.csv: its columns lack"):
-        Store(tmp_path).tabulate([cell()])
-    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
-
-
-def test_labels_are_a_share_of_the_training_images():
-    asked = {"partition.clients": 100, "partition.labels_per_class": 5}
-    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 10
-    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
-    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 2
-    assert labels(tiny.experiment(dataset="folder:somewhere")) == ""
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "said"),
-    [
-        ((), "mean of last 10"),
-        ((12, 10), "mean of last 10"),
-        ((3, 3), "mean of all 3"),
-        ((1,), "its only evaluation"),
-        ((3, 12), "mean of last 10 or fewer"),
-    ],
-)
-def test_what_the_accuracy_is_the_mean_of(evaluations, said):
-    cells = [synthetic.measurement(50.0, rounds=5 * count) for count in evaluations]
-    assert mean_of(cells) == said
