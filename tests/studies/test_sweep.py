@@ -117,7 +117,7 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"grid": {"method": ["fedavg", "fedsure"]}}, ConfigError, "method 'fedsure': .* did you mean 'feddure'"),
         ({"grid": {"dataset": ["fashion-minny"]}}, DataError, "did you mean 'fashion-mini'"),
         ({"grid": {"seed": [1]}}, ConfigError, "grid: seed was given; list all seeds under seeds"),
-        ({"grid": {"rounds": [3, 4]}}, ConfigError, r"grid\.rounds: the field is in set too"),
+        ({"grid": {"rounds": [3, 4]}}, ConfigError, "grid: rounds is in set too"),
         ({"grid": {"engine.lanes": [1, 2]}}, ConfigError, "lanes 1' and 'engine lanes 2' are the same experiment"),
         ({"seeds": 3}, ConfigError, "seeds: 3 was given, expected a list of whole numbers"),
         ({"seeds": []}, ConfigError, "seeds: .* expected a list"),

@@ -21,6 +21,12 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")
 ]
 
+DatasetName = Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")]
+Setting = Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")]
+Model = Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+
 _EXAMPLES = {
     "--methods": "fedavg-matched,feddure",
     "--settings": "iid-dir,dir-dir",

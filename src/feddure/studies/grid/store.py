@@ -158,7 +158,7 @@ class Store:
     @contextmanager
     def _writing(self) -> Iterator[dict[str, Measurement]]:
         """The finished cells, to be changed by one process at a time; a kill leaves the file as it was or as it is."""
-        _make(self.folder)
+        make_folder(self.folder)
         with _os_errors(self.folder / CELLS), FileLock(self.folder / f".{CELLS}.lock"):
             self._read = None, {}  # what a shared folder says of its files may be old, what they hold is not
             finished = dict(self._finished())
@@ -223,7 +223,7 @@ class Store:
 
     def _write(self, cell: Cell, name: str, content: Mapping[str, Any]) -> None:
         folder = self.unfinished(cell.hash)
-        _make(folder)
+        make_folder(folder)
         write_whole(folder / name, json.dumps(content).encode(), RunError)
 
     def _written(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -331,7 +331,7 @@ def _is_outdated(found: Measurement, cell: Cell) -> bool:
 def _lock(folder: Path) -> FileLock | None:
     """The lock of a cell's folder; None where another process has it."""
     while True:
-        _make(folder)
+        make_folder(folder)
         lock = FileLock(folder / _LOCK, timeout=_SECONDS_TO_CLAIM)
         try:
             with _os_errors(folder / _LOCK):
@@ -372,7 +372,8 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """A folder, and those on the way to it."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             folder.mkdir(parents=True, exist_ok=True)
