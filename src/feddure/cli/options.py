@@ -27,12 +27,6 @@ Model = Annotated[str | None, typer.Option("--model", help="Network name or pack
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 
-_EXAMPLES = {
-    "--methods": "fedavg-matched,feddure",
-    "--settings": "iid-dir,dir-dir",
-    "--datasets": "cifar10,fashion-mnist",
-}
-
 
 def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
     """Refuse a --clients that contradicts the sites of the data, which are the clients under --setting sites."""
@@ -74,7 +68,7 @@ def names(option: str, text: str | None) -> list[str]:
         return []
     found = [name.strip() for name in text.split(",")]
     if not all(found):
-        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {_EXAMPLES[option]}")
+        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {option} a,b")
     return found
 
 

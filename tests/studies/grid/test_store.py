@@ -11,8 +11,6 @@ import pytest
 
 import synthetic
 import tiny
-from feddure import experiments
-from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Cell, Store, pack, unpack
@@ -56,17 +54,6 @@ def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
     first, *rest = lines(one)
     assert first == {"environment": rest[0]["environment"], **synthetic.ENVIRONMENT}
     assert [line["cell"] for line in rest] == sorted(cell.hash for cell in cells)
-
-
-def test_only_what_differs_from_the_defaults_is_written():
-    assert experiments.changes(Experiment()) == {}
-    wanted = tiny.experiment(seed=3, options={"a": {"b": {}}}, **{"partition.gamma": 0.3})
-    found = experiments.changes(wanted)
-    assert found["seed"] == 3
-    assert found["options"] == {"a": {"b": {}}}
-    assert "norm" not in found
-    assert "learning_rate" not in found.get("optimizer", {})
-    assert experiments.build(found) == wanted
 
 
 def test_the_name_of_a_cell_is_what_determines_its_result():
@@ -144,14 +131,11 @@ def test_a_claimed_cell_is_nobody_elses(tmp_path):
         assert not mine
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_claim_that_came_to_nothing_leaves_the_folder_as_it_was(tmp_path, there):
+def test_a_claim_that_came_to_nothing_leaves_no_folder(tmp_path):
     store = Store(tmp_path / "grid")
-    if there:
-        store.folder.mkdir()
     with store.claimed(cell()):
         store.note(cell(), "command")
-    assert store.folder.exists() == there
+    assert not store.folder.exists()
 
 
 def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
@@ -214,18 +198,12 @@ def test_two_halves_merge_to_the_whole(tmp_path):
     kept(whole, *cells)
     kept(one, *cells[:3])
     kept(other, *cells[2:])
+    assert [one.has(cell) for cell in cells] == [True, True, True, False]
+    assert Store(one.folder, [other.folder]).has(cells[3])  # without a merge
+    assert one.merge(other.folder, cells[:2]) == 0
     assert one.merge(other.folder) == 1
     assert (one.folder / "cells.jsonl").read_bytes() == (whole.folder / "cells.jsonl").read_bytes()
     assert one.merge(other.folder) == 0
-
-
-def test_a_merge_may_ask_for_some_cells_only(tmp_path):
-    mine, theirs = Store(tmp_path / "mine"), Store(tmp_path / "theirs")
-    kept(theirs, *(cell("table1", seed=seed) for seed in (1, 2, 3)))
-    wanted = [cell("sweep", seed=seed) for seed in (0, 1, 2)]
-    assert mine.merge(theirs.folder, wanted) == 2
-    assert [mine.has(cell) for cell in wanted] == [False, True, True]
-    assert mine.merge(theirs.folder) == 1
 
 
 def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):

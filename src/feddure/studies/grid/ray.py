@@ -157,7 +157,7 @@ def _measure_cell(version: str, command: str, fields: dict[str, Any], on_gpu: bo
         warnings.simplefilter("default", FeddureWarning)
         store, engine = Store(Path(folder)), _engine(cell.experiment.engine)
         try:
-            measure([cell], store, lambda name: dataset, resumable=False, engine=engine)
+            measure([cell], store, lambda name: dataset, engine=engine)
         except GridStopped:
             raise _Stopped from None
         finally:

@@ -55,17 +55,15 @@ def measure(
     look: Callable[[], None] = lambda: None,
     command: str = "",
     orphaned: Callable[[], bool] = lambda: False,
-    resumable: bool = True,
     engine: Engine | None = None,
 ) -> None:
     """Measure all cells that are not finished, have not failed and that no other process is working on.
 
     What has failed is in the store. `look` is called after every round and cell, for who shows progress. `command` is
-    the same for processes that were started as one; they end when they are `orphaned`. Where nobody could go on with
-    cells under way, as in a store that is about to vanish, they need not be `resumable`. An `engine` brings what it has
+    the same for processes that were started as one; they end when they are `orphaned`. An `engine` brings what it has
     compiled.
     """
-    worker = _Worker(store, load, look, command or new_command(), orphaned, resumable, engine)
+    worker = _Worker(store, load, look, command or new_command(), orphaned, engine)
     waiting = unmeasured(cells, store)
     programs = {cell.hash: program_of(cell) for cell in waiting}
     while waiting:
@@ -97,7 +95,6 @@ class _Worker:
     look: Callable[[], None]
     command: str
     orphaned: Callable[[], bool]
-    resumable: bool
     engine: Engine | None = None
     program: str | None = None  # that the engine has compiled last
 
@@ -202,9 +199,7 @@ class _UnderWay(Observer):
         self._worker.look()
 
     def checkpoint(self) -> None:
-        """Keep what a resumption needs, unless there is none to come."""
-        if not self._worker.resumable:
-            return
+        """Keep what a resumption needs."""
         began = time.monotonic()
         with failures.writing(self._folder):
             checkpoint.write(self.federation.server, self._folder)

@@ -27,7 +27,7 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
 from feddure.files import write_whole
-from feddure.studies.grid.failures import Problem
+from feddure.studies.grid.failures import Problem, writing
 
 CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
 OWN_CODE = "own_code"
@@ -140,7 +140,7 @@ class Store:
         """Take over finished cells of another folder, all or `only` these; returns how many were new."""
         found = finished_cells(other)
         wanted = found if only is None else {cell.hash for cell in only} & found.keys()
-        with self._writing() as finished:
+        with writing(self.folder / CELLS), self._writing() as finished:
             new = [name for name in wanted if name not in finished]
             finished.update({name: found[name] for name in new})
         return len(new)
@@ -159,7 +159,7 @@ class Store:
     def _writing(self) -> Iterator[dict[str, Measurement]]:
         """The finished cells, to be changed by one process at a time; a kill leaves the file as it was or as it is."""
         make_folder(self.folder)
-        with _os_errors(self.folder / CELLS), FileLock(self.folder / f".{CELLS}.lock"):
+        with FileLock(self.folder / f".{CELLS}.lock"):
             self._read = None, {}  # what a shared folder says of its files may be old, what they hold is not
             finished = dict(self._finished())
             yield finished
@@ -334,24 +334,12 @@ def _lock(folder: Path) -> FileLock | None:
         make_folder(folder)
         lock = FileLock(folder / _LOCK, timeout=_SECONDS_TO_CLAIM)
         try:
-            with _os_errors(folder / _LOCK):
-                lock.acquire()
+            lock.acquire()
             return lock
         except Timeout:
             return None
         except (FileNotFoundError, FileExistsError):  # another process has just removed the folder, or made it
             continue
-
-
-@contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    """While this holds, what the system refuses is said of a file."""
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError, Timeout):
-        raise
-    except OSError as problem:
-        raise RunError(f"{path}: cannot be written ({problem.strerror})") from None
 
 
 def empty(folder: Path) -> None:
