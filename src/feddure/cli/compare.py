@@ -10,7 +10,7 @@ from rich.console import Console
 
 from feddure import experiments
 from feddure.cli import options
-from feddure.cli.tables import plain_console, table
+from feddure.cli.tables import plain_console, table, tell_error
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def compare(
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
         go_on = f"The others are compared; try again with: feddure compare --out {shlex.quote(str(folder))} --resume"
-        console.print("error:", style="bold red", end=" ")
-        console.print("\n".join([*grid_failures.told(ended), go_on]))
+        tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddure.cli.tables import plain_console
+from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -163,9 +163,7 @@ def end_if_failed(failed: "Mapping[str, Problem]", cells: "Sequence[Cell]") -> N
     more = [cell for group in list(groups.values())[_MOST_ERRORS:] for cell in group]
     lines = told(each[:_MOST_ERRORS]) + ([f"other errors ended {named(more)}"] if more else [])
     them = "it" if len(failed) == 1 else "them"
-    console = plain_console(stderr=True)
-    console.print("error:", style="bold red", end=" ")
-    console.print("\n".join([*lines, f"What is finished is kept, and the same command tries {them} again"]))
+    tell_error("\n".join([*lines, f"What is finished is kept, and the same command tries {them} again"]))
     raise typer.Exit(1)
 
 

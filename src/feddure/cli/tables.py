@@ -16,6 +16,13 @@ def plain_console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False)
 
 
+def tell_error(text: str) -> None:
+    """The last thing that a command says."""
+    console = plain_console(stderr=True)
+    console.print("error:", style="bold red", end=" ")
+    console.print(text)
+
+
 def table(
     title: str, frame: "pd.DataFrame", caption: str | None = None, numbers_from: int = 99, wrapped: str = ""
 ) -> Table:

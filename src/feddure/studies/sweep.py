@@ -4,7 +4,6 @@ A sweep starts from a preset or a configuration file, changes some fields for al
 every combination of some values (`grid`) and named changes (`cases`) on every seed.
 """
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ import yaml
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.data.sources import find_source
-from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
 from feddure.files import write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store, make_folder
@@ -106,8 +105,7 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
 def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     for key in tree:
         if key not in _KEYS:
-            close = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else f"; expected {', '.join(_KEYS)}"
+            hint = did_you_mean(str(key), _KEYS) or f"; expected {', '.join(_KEYS)}"
             raise ConfigError(f"unknown key '{key}'{hint}")
     if ("preset" in tree) == ("config" in tree):
         raise ConfigError("expected preset or config, one of them, to start from")
