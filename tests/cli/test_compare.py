@@ -152,18 +152,11 @@ def test_what_is_refused_leaves_nothing(tmp_path):
 
 def test_folders_that_cannot_be_used(tmp_path):
     refused(RunError, "not empty and holds no comparison", "--methods", "fedavg", "--out", tmp_path)
-    refused(RunError, "a file is there", "--methods", "fedavg", "--out", "tiny.yaml")
     with pytest.raises(RunError, match="--resume was given without --out"):
         invoke("--resume")
     with pytest.raises(RunError, match="nowhere: no comparison is there to resume"):
         invoke("--resume", "--out", "nowhere")
-    start("--methods", "fedavg", "--rounds", "1", "--out", "out")
-    refused(RunError, "a comparison is there already", "--methods", "fedavg", "--out", "out")
-    with pytest.raises(RunError, match=r"rounds: 1 there, 2 given"):
-        invoke("--resume", "--out", "out", "--rounds", "2")
 
 
 def test_the_demo_names_its_methods():
     assert experiments.compared_methods("demo") == ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"]
-    assert experiments.compared_methods("aaai24") == []
-    assert experiments.load("demo").partition.setting == "dir-dir"

@@ -182,17 +182,6 @@ def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_cells_of_another_folder_are_taken_over(tmp_path, measured):
-    write(tmp_path, methods=("fedavg",))
-    invoke("mine.yaml", "--out", "one")
-    write(tmp_path)
-    measured.clear()
-    found = invoke("mine.yaml", "--out", "two", "--merge", "one")
-    assert "one: 4 new cells taken over" in found.stderr
-    assert len(measured) == 4
-
-
-@pytest.mark.usefixtures("_undrawn")
 def test_only_the_cells_of_the_sweep_are_taken_over(tmp_path, measured):
     write(tmp_path, seeds=(0, 1, 2))
     invoke("mine.yaml", "--out", "one")

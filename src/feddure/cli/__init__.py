@@ -5,7 +5,6 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddure.cli import (
     compare,
@@ -21,6 +20,7 @@ from feddure.cli import (
     sweep,
     theory,
 )
+from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import FeddureError, FeddureWarning
 from feddure.version import VERSION
 
@@ -63,13 +63,12 @@ app.command("config")(config.show)
 
 def main() -> None:
     """Run the command; a mistake of the user's is one message and exit code 2, never a traceback."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = plain_console(stderr=True)
     warnings.showwarning = lambda message, category, *_: (
-        console.print("note:", str(message), markup=False) if issubclass(category, FeddureWarning) else None
+        console.print("note:", str(message)) if issubclass(category, FeddureWarning) else None
     )
     try:
         app()
     except FeddureError as error:
-        console.print("[bold red]error:[/]", end=" ")
-        console.print(str(error), markup=False)
+        tell_error(str(error))
         sys.exit(2)

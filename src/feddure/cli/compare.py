@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from feddure import experiments
-from feddure.cli import tables
-from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients, names, numbers
+from feddure.cli import options
+from feddure.cli.tables import plain_console, table, tell_error
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,21 +28,19 @@ def compare(
         str | None,
         typer.Option("--against", metavar="METHOD", help="The reference; default: fedavg-matched, or the first."),
     ] = None,
-    preset: Preset = None,
-    file: ConfigFile = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")] = None,
-    setting: Annotated[
-        str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
-    clients: Annotated[int | None, typer.Option("--clients", help="Number of clients.")] = None,
-    sets: Sets = None,
+    preset: options.Preset = None,
+    file: options.ConfigFile = None,
+    dataset: options.DatasetName = None,
+    setting: options.Setting = None,
+    model: options.Model = None,
+    rounds: options.Rounds = None,
+    clients: options.Clients = None,
+    sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; default: a new one under runs/.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
 
@@ -64,7 +62,10 @@ def compare(
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
 
-    _expect_no_run_options(sets or [])
+    for text in sets or ():
+        key = text.partition("=")[0].strip()
+        if key in ("method", "seed"):
+            raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
     present = study.read_plan(out) if resume and out is not None else None
     if resume and preset is None and file is None:
         file = study.config_to_resume(out)
@@ -76,17 +77,17 @@ def compare(
         "rounds": rounds,
     }
     experiment = experiments.load(preset, file, changes, sets or ())
-    named = list(names("--methods", methods)) if methods is not None else []
+    named = options.names("--methods", methods)
     if methods is None and preset is not None:
         named = experiments.compared_methods(preset)
-    chosen = numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
+    chosen = options.numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
     plan = study.make_plan(named, chosen, against, present)
     name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
     folder = out if out is not None else api.new_folder(f"compare-{name}")
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = data.load(experiment.dataset, data_dir, progress=True)
-    expect_clients(clients, experiment.partition.setting, images)
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    options.expect_clients(clients, experiment.partition.setting, images)
+    console = plain_console(stderr=True)
     console.print(f"comparison folder: {folder}")
     began = time.monotonic()
     try:
@@ -98,8 +99,7 @@ def compare(
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
         go_on = f"The others are compared; try again with: feddure compare --out {shlex.quote(str(folder))} --resume"
-        console.print("error:", style="bold red", end=" ")
-        console.print("\n".join([*grid_failures.told(ended), go_on]))
+        tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 
 
@@ -110,24 +110,13 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     plan, experiment = found.plan, found.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
     view = found.view
-    shown = [tables.table(title, view.methods(), view.about_methods(), numbers_from=1)]
+    Console().print("", table(title, view.methods(), view.about_methods(), numbers_from=1))
     if len(view.pairs()):
-        shown.append(tables.table(f"against {plan.against}", view.pairs(), view.about_pairs()))
-    for table in shown:
-        Console().print("", table)
-    # Paths are printed as they are: on one line, and without a meaning for [brackets].
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+        Console().print("", table(f"against {plan.against}", view.pairs(), view.about_pairs()))
+    console = plain_console()
     console.print(f"\nreport  {found.report}")
-    for name, file in (("tables", study.TABLE_FILE), ("", study.PAIRED_FILE)):
-        console.print(f"{name:6}  {folder / file}")
+    console.print(f"tables  {folder / study.TABLE_FILE}\n        {folder / study.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:
         further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
         console.print(f"seeds   add some: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
-
-
-def _expect_no_run_options(sets: list[str]) -> None:
-    for text in sets:
-        key = text.partition("=")[0].strip()
-        if key in ("method", "seed"):
-            raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")

@@ -4,12 +4,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def measure(
     `report` tells what is finished before Ctrl-C ends the command; by default results.csv is written. Returns what has
     ended some cells, by their hashes: the command writes its files without them, and ends with `end_if_failed`.
     """
+    from feddure.reports import frame
     from feddure.studies.grid import runner
     from feddure.studies.grid.failures import Problem
     from feddure.studies.grid.jobs import measure_in_jobs
@@ -99,9 +101,13 @@ def measure(
     if not left:
         return {}
     check_data(left, store, data_dir)
-    _tell_outdated(store.outdated(left))
+    if outdated := store.outdated(left):
+        own = sorted({path for cell in outdated for path in cell.experiment.own_code().split(", ")})
+        names = ", ".join(path.rpartition(" ")[0] for path in own)
+        changed = f"the code has changed since {len(outdated)} of these cells were measured; they are measured anew"
+        print(f"{names}: {changed}", file=sys.stderr)
     store.forget_failures(left)
-    console = _console()
+    console = plain_console(stderr=True)
     progress = GridProgress(left, store)
     ended: list[int] = []
     try:
@@ -117,21 +123,23 @@ def measure(
         stopped = asked if isinstance(asked, runner.GridStopped) else runner.GridStopped(signal.SIGINT)
         progress.close()
         console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
-        (report or (lambda: store.tabulate(cells)))()
+        (report or (lambda: frame.write_results(store.folder, frame.of_cells(cells, store))))()
         raise typer.Exit(stopped.exit_code) from None
     finally:
         progress.close()
-    names = {cell.hash for cell in left}
-    failed = {name: problem for name, problem in store.failures().items() if name in names}
+    all_failures = store.failures()
+    failed = {cell.hash: all_failures[cell.hash] for cell in left if cell.hash in all_failures}
     others = [cell for cell in unmeasured(left, store) if cell.hash not in failed]
     if others and ended:
         failed |= {cell.hash: Problem("processes ended before it was tried, see above") for cell in others}
     elif others:
         console.print(f"{len(others)} cells are being measured by another process; run this again when it has finished")
-    mistake = _shared_mistake(failed)
-    if mistake and not any(store.has(cell) for cell in cells):  # there is nothing to report
-        store.forget_failures(left)
-        raise ConfigError(mistake)
+    problems = set(failed.values())
+    if len(problems) == 1 and not any(store.has(cell) for cell in cells):  # there is nothing to report
+        (problem,) = problems
+        if not problem.traceback:  # a mistake that a check has found, in all of these cells
+            store.forget_failures(left)
+            raise ConfigError(problem.error)
     return failed
 
 
@@ -155,9 +163,7 @@ def end_if_failed(failed: "Mapping[str, Problem]", cells: "Sequence[Cell]") -> N
     more = [cell for group in list(groups.values())[_MOST_ERRORS:] for cell in group]
     lines = told(each[:_MOST_ERRORS]) + ([f"other errors ended {named(more)}"] if more else [])
     them = "it" if len(failed) == 1 else "them"
-    console = _console()
-    console.print("error:", style="bold red", end=" ")
-    console.print("\n".join([*lines, f"What is finished is kept, and the same command tries {them} again"]))
+    tell_error("\n".join([*lines, f"What is finished is kept, and the same command tries {them} again"]))
     raise typer.Exit(1)
 
 
@@ -167,47 +173,15 @@ def show_estimate(cells: "Sequence[Cell]", store: "Store", jobs: int, ray: str |
     from feddure.studies.grid.store import unmeasured
 
     left = unmeasured(cells, store)
-    console = Console(highlight=False, soft_wrap=True)
-    if not left:
-        console.print(f"0 of {len(cells)} cells to measure")
-        return
-    console.print(f"{len(left)} of {len(cells)} cells to measure, {cost.estimate(left, store.measurements()).text}")
-    if ray is not None or jobs > 1:
+    time = f", {cost.estimate(left, store.measurements()).text}" if left else ""
+    plain_console().print(f"{len(left)} of {len(cells)} cells to measure{time}")
+    if left and (ray is not None or jobs > 1):
         option = "--ray" if ray is not None else "--jobs"
-        console.print(f"The time is that of one whole GPU, or of all cores without one: {option} is not counted in")
+        print(f"The time is that of one whole GPU, or of all cores without one: {option} is not counted in")
 
 
 def _loader(data_dir: Path | None, progress: bool = True) -> "Callable[[str], Dataset]":
     """Loads data sets, one in memory at a time."""
     from feddure import data
 
-    loaded: dict[str, Dataset] = {}
-
-    def load(name: str) -> "Dataset":
-        if name not in loaded:
-            loaded.clear()
-            loaded[name] = data.load(name, data_dir, progress=progress)
-        return loaded[name]
-
-    return load
-
-
-def _tell_outdated(outdated: "Sequence[Cell]") -> None:
-    if outdated:
-        own = sorted({path for cell in outdated for path in cell.experiment.own_code().split(", ")})
-        names = ", ".join(path.rpartition(" ")[0] for path in own)
-        print(
-            f"{names}: the code has changed since {len(outdated)} of these cells were measured; they are measured anew",
-            file=sys.stderr,
-        )
-
-
-def _shared_mistake(failed: "Mapping[str, Problem]") -> str | None:
-    """What a check has found wrong with all of these cells."""
-    problems = set(failed.values())
-    problem = problems.pop() if len(problems) == 1 else None
-    return problem.error if problem is not None and not problem.traceback else None
-
-
-def _console() -> Console:
-    return Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    return lru_cache(maxsize=1)(lambda name: data.load(name, data_dir, progress=progress))

@@ -21,11 +21,11 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")
 ]
 
-_EXAMPLES = {
-    "--methods": "fedavg-matched,feddure",
-    "--settings": "iid-dir,dir-dir",
-    "--datasets": "cifar10,fashion-mnist",
-}
+DatasetName = Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")]
+Setting = Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")]
+Model = Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 
 
 def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
@@ -68,7 +68,7 @@ def names(option: str, text: str | None) -> list[str]:
         return []
     found = [name.strip() for name in text.split(",")]
     if not all(found):
-        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {_EXAMPLES[option]}")
+        raise ConfigError(f"{option} {text}: expected names with commas between them, such as {option} a,b")
     return found
 
 

@@ -109,7 +109,7 @@ def reproduce(
     """
     from feddure import methods as known_methods
     from feddure.studies import sweep
-    from feddure.studies.grid.store import Merged, Store
+    from feddure.studies.grid.store import Store
     from feddure.studies.paper import plan
 
     _check_options(what, context)
@@ -139,7 +139,7 @@ def reproduce(
         if what in _TRAINS_NOTHING:
             print(_TRAINS_NOTHING[what][1])
         else:
-            merged = Merged(out, merge or ())
+            merged = Store(out, merge or ())
             _show_plan(cells, merged)
             grids.show_estimate(cells, merged, jobs, ray)
         return
@@ -184,13 +184,14 @@ def _report(
 ) -> None:
     """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
     from feddure import data
+    from feddure.reports import frame
     from feddure.studies.paper import plan, report
 
     make_folder_of(store.folder / "index.html", "--out")
     console = Console(highlight=False)
     written: list[Path] = []
     if cells:
-        store.tabulate(cells)
+        frame.write_results(store.folder, frame.of_cells(cells, store))
     for _, group in groupby(cells, lambda cell: (cell.study, cell.preset)):
         own = list(group)
         found = report.results(own, store, failed)

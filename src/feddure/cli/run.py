@@ -7,25 +7,24 @@ import typer
 from rich.console import Console
 
 from feddure import experiments
-from feddure.cli.options import ConfigFile, DataDir, Preset, Sets, expect_clients
+from feddure.cli import options
+from feddure.cli.tables import plain_console
 
 
 def run(
-    preset: Preset = None,
-    file: ConfigFile = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")] = None,
-    setting: Annotated[
-        str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites.")
-    ] = None,
+    preset: options.Preset = None,
+    file: options.ConfigFile = None,
+    dataset: options.DatasetName = None,
+    setting: options.Setting = None,
     method: Annotated[str | None, typer.Option("--method", help="Method name or package.module:Class.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
-    clients: Annotated[int | None, typer.Option("--clients", help="Number of clients.")] = None,
+    model: options.Model = None,
+    rounds: options.Rounds = None,
+    clients: options.Clients = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
-    sets: Sets = None,
+    sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Train one method on one data set and report what came of it.
 
@@ -58,9 +57,8 @@ def run(
     experiment = experiments.load(preset, file, changes, sets or ())
     folder = out if out is not None else api.default_folder(experiment)
     images = data.load(experiment.dataset, data_dir, progress=True)
-    expect_clients(clients, experiment.partition.setting, images)
-    # Paths are printed as they are: on one line, and without a meaning for [brackets].
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    options.expect_clients(clients, experiment.partition.setting, images)
+    console = plain_console(stderr=True)
     console.print(f"run folder: {folder}")
     finished_before = runs.is_finished(folder)
     try:
@@ -71,4 +69,4 @@ def run(
     if finished_before:
         console.print("the run is finished already; nothing was trained")
     Console().print(summary_table(finished))
-    Console(soft_wrap=True, markup=False, highlight=False).print(f"report: {folder / runs.REPORT_FILE}")
+    plain_console().print(f"report: {folder / runs.REPORT_FILE}")

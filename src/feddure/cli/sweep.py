@@ -12,7 +12,7 @@ from rich.table import Table
 
 from feddure.cli import grids
 from feddure.cli.options import DataDir
-from feddure.cli.tables import table
+from feddure.cli.tables import plain_console, table
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Store
@@ -64,7 +64,7 @@ def sweep(
     ```
     """
     from feddure.studies import sweep as study
-    from feddure.studies.grid.store import Merged, Store
+    from feddure.studies.grid.store import Store
 
     wanted = study.read(file)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
@@ -73,7 +73,7 @@ def sweep(
     grids.check_merge(merge)
     grids.check_places(ray, jobs)
     if dry_run:
-        merged = Merged(folder, merge or ())
+        merged = Store(folder, merge or ())
         _show_plan(wanted, merged)
         grids.show_estimate(wanted.cells(), merged, jobs, ray)
         return
@@ -87,21 +87,13 @@ def sweep(
 
 
 def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = None) -> None:
+    """Write the files, and print the leaderboards."""
     from feddure.studies import sweep_report
 
     files = sweep_report.write(wanted, store, failed)
-    _show(wanted, store)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    for path in files:
-        console.print(f"{path}")
-
-
-def _show(wanted: "Sweep", store: "Store") -> None:
-    from feddure.studies import sweep_report
-
     leaderboards = sweep_report.leaderboards(wanted, store)
     explanation = sweep_report.explanation(wanted, leaderboards)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = plain_console()
     several = len(leaderboards) > 1
     for leaderboard in leaderboards:
         title = f"{wanted.name}: {leaderboard.title}" if several else wanted.name
@@ -113,7 +105,7 @@ def _show(wanted: "Sweep", store: "Store") -> None:
     absent = sum(len(row.runs) - len(row.measured) for leaderboard in leaderboards for row in leaderboard.rows)
     if absent:
         console.print(f"{absent} cells are not measured; the order may change when they are")
-    console.print()
+    console.print("", *files, sep="\n")
 
 
 def _show_plan(wanted: "Sweep", store: "Store") -> None:

@@ -1,13 +1,26 @@
-"""Tables of results in the terminal."""
+"""Tables and lines in the terminal."""
 
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def plain_console(stderr: bool = False) -> Console:
+    """Prints paths as they are: on one line, and without a meaning for [brackets]."""
+    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False)
+
+
+def tell_error(text: str) -> None:
+    """The last thing that a command says."""
+    console = plain_console(stderr=True)
+    console.print("error:", style="bold red", end=" ")
+    console.print(text)
 
 
 def table(

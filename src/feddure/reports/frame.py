@@ -15,6 +15,9 @@ import pandas as pd
 from scipy.stats import t as student
 
 from feddure import experiments, methods
+from feddure.config import Experiment
+from feddure.data import recipes
+from feddure.data.sources import find_source
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports.diagnostics import last_means, trace
@@ -35,14 +38,27 @@ COLUMNS = (
 _SAME = 1e-10  # accuracies that differ by less differ by rounding
 
 
+RESULTS = (
+    "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
+    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
+    "hardware", "versions",
+)  # fmt: skip
+"""Columns of results.csv."""
+
+
 class Cell(Protocol):
     """What a frame reads of a grid's cell."""
 
     @property
     def hash(self) -> str: ...
-
-    def coordinates(self) -> dict[str, Any]:
-        """What was to be measured, by the names of columns."""
+    @property
+    def study(self) -> str: ...
+    @property
+    def preset(self) -> str: ...
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def options(self) -> str: ...
 
 
 class Store(Protocol):
@@ -55,8 +71,8 @@ def of_cells(cells: Iterable[Cell], store: Store, failed: Mapping[str, str] | No
     """A row for each cell; `failed` says why cells could not be measured, by their hashes."""
     rows = []
     for cell in cells:
-        known = {name: value for name, value in cell.coordinates().items() if name in COLUMNS}
-        row = known | {"title": methods.title(known["method"]), "cell": cell.hash}
+        row = _place(cell.experiment) | {"labels": labels(cell.experiment), "cell": cell.hash}
+        row |= {"study": cell.study, "preset": cell.preset, "options": cell.options}
         found = store.find(cell)
         if found is None:
             row["failed"] = (failed or {}).get(cell.hash, "")
@@ -80,15 +96,9 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         labelled, unlabelled = images_of(run.partition)
         updates = sum(len(record.get("clients", ())) for record in run.metrics)
         rows.append(
-            {
-                "method": e.method,
-                "title": methods.title(e.method),
-                "dataset": e.dataset,
-                "setting": e.partition.setting,
-                "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
+            _place(e)
+            | {
                 "labels": round(100 * labelled / (labelled + unlabelled), 2) if labelled else "",
-                "clients_per_round": e.clients_per_round,
-                "seed": e.seed,
                 "rounds": run.rounds,
                 "local_steps": found.mean_local_steps,
                 "accuracy_last": _per_cent(found.accuracy_last),
@@ -207,10 +217,7 @@ def mean_of(rows: pd.DataFrame, spelled_out: bool = False) -> str:
 def provenance(rows: pd.DataFrame) -> list[str]:
     """Where the numbers come from, in a sentence; none where nothing is measured."""
     about = list(measured(rows)["environment"])
-    hardware = dict.fromkeys(one.get("gpu") or f"{one.get('cpu')}, {one.get('cores')} cores" for one in about)
-    versions = dict.fromkeys(
-        ", ".join(f"{name} {one.get(name)}" for name in ("python", "torch", "numpy")) for one in about
-    )
+    hardware, versions = dict.fromkeys(map(_hardware, about)), dict.fromkeys(map(_versions, about))
     commits = list(dict.fromkeys(one["commit"] for one in about if one.get("commit")))
     more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
     commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
@@ -226,6 +233,35 @@ def signed(value: float, digits: int = 1) -> str:
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
     """A table as CSV, whole or not at all; what is missing is empty."""
     write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode(), RunError)
+
+
+def write_results(folder: Path, rows: pd.DataFrame) -> None:
+    """results.csv of a folder: a line for each measured row; those of other studies and cells that it has stay."""
+    path, found = folder / "results.csv", measured(rows).rename(columns={"cell": "config_hash"})
+    found["commit"] = [about.get("commit") or "" for about in found["environment"]]
+    found["hardware"] = [_hardware(about) for about in found["environment"]]
+    found["versions"] = [_versions(about) for about in found["environment"]]
+    digits = {"local_steps": 2, "accuracy_last": 2, "accuracy_last10": 2, "accuracy_ema": 2, "seconds": 1}
+    found = found.round(digits)[list(RESULTS)].astype(object)
+    if path.exists():
+        try:
+            before = pd.read_csv(path, dtype=str, keep_default_na=False)[list(RESULTS)]
+        except (OSError, ValueError, KeyError) as problem:
+            raise RunError(f"{path}: not a table of results ({problem}); move it away, it is made anew") from None
+        found = pd.concat([before, found]).drop_duplicates(["study", "config_hash"], keep="last")
+    write_csv(path, found)
+
+
+def labels(experiment: Experiment) -> float | str:
+    """How many per cent of the training images are labelled; nothing where the data come with their own labels."""
+    part = experiment.partition
+    if part.label_fraction is not None:
+        return round(100 * part.label_fraction, 4)
+    source = None if ":" in experiment.dataset else find_source(experiment.dataset)
+    if source is None or source.train is None or source.classes is None:
+        return ""
+    per_class = recipes.LABELS_PER_CLASS if part.labels_per_class is None else part.labels_per_class
+    return round(100 * per_class * source.classes * part.clients / source.train, 2)
 
 
 def markdown(frame: pd.DataFrame, numbers_from: int = 1) -> str:
@@ -245,6 +281,28 @@ def images_of(partition: Mapping[str, Any]) -> tuple[int, int]:
     """Labelled and unlabelled images of all clients."""
     labelled, unlabelled = (sum(map(sum, partition.get(kind, ()))) for kind in ("labelled", "unlabelled"))
     return labelled, unlabelled + sum(partition.get("unknown") or ())
+
+
+def _place(e: Experiment) -> dict[str, Any]:
+    """The columns that say what an experiment is."""
+    return {
+        "method": e.method,
+        "title": methods.title(e.method),
+        "dataset": e.dataset,
+        "setting": e.partition.setting,
+        "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
+        "clients_per_round": e.clients_per_round,
+        "seed": e.seed,
+        "rounds": e.rounds,
+    }
+
+
+def _hardware(about: Mapping[str, Any]) -> str:
+    return about.get("gpu") or f"{about.get('cpu')}, {about.get('cores')} cores"
+
+
+def _versions(about: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {about.get(name)}" for name in ("python", "torch", "numpy"))
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

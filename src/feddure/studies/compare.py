@@ -48,7 +48,7 @@ class Plan:
         return list(itertools.product(self.methods, self.seeds))
 
     def to_yaml(self) -> str:
-        fields = {"methods": list(self.methods), "seeds": list(self.seeds), "against": self.against}
+        fields = {"methods": [*self.methods], "seeds": [*self.seeds], "against": self.against}
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
@@ -85,9 +85,7 @@ def read_plan(folder: Path) -> Plan | None:
     except OSError as problem:
         raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        raise RunError(
-            f"{path}: damaged, expected methods, seeds and against; restore it or choose another --out"
-        ) from None
+        raise RunError(f"{path}: damaged, expected methods, seeds and against; choose another --out") from None
 
 
 def config_to_resume(folder: Path | None) -> Path:
@@ -140,7 +138,10 @@ def compare(
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
-                _remove(folder)
+                (folder / PLAN_FILE).unlink()
+                (folder / runs.LOCK_FILE).unlink()
+                with suppress(OSError):  # a hidden file of the user's
+                    folder.rmdir()
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
@@ -195,13 +196,6 @@ def _train(
                 if path.exists():  # what could not even begin is told at the end
                     warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
     return failed
-
-
-def _remove(folder: Path) -> None:
-    for name in (PLAN_FILE, runs.LOCK_FILE):
-        (folder / name).unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:

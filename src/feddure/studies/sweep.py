@@ -4,10 +4,9 @@ A sweep starts from a preset or a configuration file, changes some fields for al
 every combination of some values (`grid`) and named changes (`cases`) on every seed.
 """
 
-import difflib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import yaml
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.data.sources import find_source
-from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
 from feddure.files import write_whole
 from feddure.reports.names import combination
-from feddure.studies.grid.store import Cell, Store
+from feddure.studies.grid.store import Cell, Store, make_folder
 
 SWEEP_FILE = "sweep.yaml"
 
@@ -98,10 +97,7 @@ def expect_no_sweep(folder: Path) -> None:
 def open_folder(sweep: Sweep, folder: Path) -> Store:
     """The folder's cells; the folder remembers the sweep."""
     check_folder(sweep, folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
+    make_folder(folder)
     write_whole(folder / SWEEP_FILE, sweep.text.encode(), RunError)
     return Store(folder)
 
@@ -109,12 +105,15 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
 def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     for key in tree:
         if key not in _KEYS:
-            close = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else f"; expected {', '.join(_KEYS)}"
+            hint = did_you_mean(str(key), _KEYS) or f"; expected {', '.join(_KEYS)}"
             raise ConfigError(f"unknown key '{key}'{hint}")
     if ("preset" in tree) == ("config" in tree):
         raise ConfigError("expected preset or config, one of them, to start from")
-    preset, start = tree.get("preset"), _start(file, tree)
+    for key in ("preset", "config"):
+        if key in tree and not isinstance(tree[key], str):
+            raise ConfigError(f"{key}: {tree[key]!r} was given, expected a name")
+    preset, named = tree.get("preset"), str(tree.get("preset") or tree["config"])
+    start = file.parent / tree["config"] if "config" in tree else None  # found from where the sweep's file lies
     fixed = _fields("set", tree.get("set"))
     axes = _axes(tree.get("grid"))
     cases = _cases(tree.get("cases"))
@@ -125,29 +124,17 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     points = []
     for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
         varied = dict(zip(axes, values, strict=True))
-        layers = {"set": fixed, f"case '{case}'": changes, _place(varied): varied}
+        place = f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())})"
+        layers = {"set": fixed, f"case '{case}'": changes, place: varied}
         made = [_experiment(preset, start, layers, seed) for seed in seeds]
         found = experiments.flat(made[0])
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
         options = " ".join(f"{key}={value}" for key, value in every.items())
-        named = str(preset or tree["config"])
         cells = tuple(Cell(file.stem, named, experiment, options) for experiment in made)
         points.append(Point(combination(case, shown), case, shown, cells))
     _expect_different(points)
-    return Sweep(file.stem, text, str(preset or tree["config"]), tuple(axes), tuple(seeds), tuple(points))
-
-
-def _start(file: Path, tree: dict[str, Any]) -> Path | None:
-    """The configuration file, found from where the sweep's file lies."""
-    for key in ("preset", "config"):
-        if key in tree and not isinstance(tree[key], str):
-            raise ConfigError(f"{key}: {tree[key]!r} was given, expected a name")
-    return file.parent / tree["config"] if "config" in tree else None
-
-
-def _place(varied: Changes) -> str:
-    return f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())})"
+    return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 
 
 def _experiment(preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int) -> Experiment:
@@ -159,9 +146,11 @@ def _experiment(preset: str | None, start: Path | None, layers: dict[str, Change
         changes = {}
         for where, layer in {"config" if start else "": {}, **layers}.items():
             changes |= layer
-            problem = _problem(preset, start, changes)
-            if problem and set(str(problem).splitlines()) <= set(str(error).splitlines()):
-                raise type(problem)(f"{where}: {problem}" if where else str(problem)) from None
+            try:
+                _load(preset, start, changes)
+            except FeddureError as problem:
+                if set(str(problem).splitlines()) <= set(str(error).splitlines()):
+                    raise type(problem)(f"{where}: {problem}" if where else str(problem)) from None
         raise
 
 
@@ -172,14 +161,6 @@ def _load(preset: str | None, start: Path | None, changes: Changes) -> Experimen
     if ":" not in experiment.dataset:
         find_source(experiment.dataset)
     return experiment
-
-
-def _problem(preset: str | None, start: Path | None, changes: Changes) -> FeddureError | None:
-    try:
-        _load(preset, start, changes)
-    except FeddureError as error:
-        return error
-    return None
 
 
 def _fields(where: str, given: Any) -> Changes:
@@ -205,8 +186,7 @@ def _axes(given: Any) -> dict[str, list[Any]]:
             raise ConfigError(f"grid.{key}: {values!r} was given, expected a list of values; use set for a single one")
         if not values:
             raise ConfigError(f"grid.{key}: the list is empty, expected one value or more")
-        twice = _twice(values)
-        if twice is not None:
+        for twice in _repeated(values):
             raise ConfigError(f"grid.{key}: {twice} was given twice; name each value once")
     return axes
 
@@ -231,32 +211,23 @@ def _seeds(given: Any) -> list[int]:
     whole = isinstance(given, list) and all(type(seed) is int and seed >= 0 for seed in given)
     if not whole or not given:
         raise ConfigError(f"seeds: {given!r} was given, expected a list of whole numbers from 0, such as [0, 1, 2]")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"seeds: {_twice(given)} was given twice; name each seed once")
+    for twice in _repeated(given):
+        raise ConfigError(f"seeds: {twice} was given twice; name each seed once")
     return given
 
 
-def _twice(values: Iterable[Any]) -> Any:
-    seen: list[Any] = []
-    for value in values:
-        alike = (type(value) is bool, value)  # to Python, true equals 1
-        if alike in seen:
-            return value
-        seen.append(alike)
-    return None
+def _repeated(values: Sequence[Any]) -> list[Any]:
+    alike = [(type(value) is bool, value) for value in values]  # to Python, true equals 1
+    return [value for place, value in enumerate(values) if alike[place] in alike[:place]]
 
 
 def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> None:
     """A field has one place: set, grid or cases."""
-    places = [("set", fixed), ("grid", axes)]
-    for name, changes in cases.items():
-        for where, others in places:
-            for key in changes:
-                if key in others:
-                    raise ConfigError(f"case '{name}': {key} is in {where} too; keep it in one of them")
-    for key in axes:
-        if key in fixed:
-            raise ConfigError(f"grid.{key}: the field is in set too; keep it in one of them")
+    places = {"set": fixed, "grid": axes} | {f"case '{name}'": changes for name, changes in cases.items()}
+    for where, fields in list(places.items())[1:]:
+        for other in ("set", "grid"):
+            for key in fields.keys() & places[other].keys() if other != where else ():
+                raise ConfigError(f"{where}: {key} is in {other} too; keep it in one of them")
 
 
 def _expect_different(points: Iterable[Point]) -> None:
@@ -297,8 +268,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next(_repeated(keys), None)
-        if twice is not None:
+        for twice in _repeated(keys):
             raise yaml.constructor.ConstructorError(None, None, f"the key '{twice}' is there twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -307,7 +277,3 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
 )
-
-
-def _repeated(keys: list[Any]) -> Iterator[Any]:
-    return (key for place, key in enumerate(keys) if key in keys[:place])

@@ -183,7 +183,7 @@ def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
 
 def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
     """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
-    store.tabulate(sweep.cells())
+    frame.write_results(store.folder, frame.of_cells(sweep.cells(), store))
     found = leaderboards(sweep, store, failed)
     notes = _notes(found)
     frame.write_csv(store.folder / TABLE_FILE, _numbers(sweep, found))

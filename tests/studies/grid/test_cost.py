@@ -81,7 +81,3 @@ def test_the_model_of_time_counts_what_costs():
     assert reference_seconds(demo(method="feddure", rounds=2).experiment) > base
     assert reference_seconds(demo(method="fedavg-fixmatch", rounds=4).experiment) == pytest.approx(2 * base)
     assert reference_seconds(demo(method="fedavg-fixmatch", rounds=2, unlabelled_batch=60).experiment) > base
-
-
-def test_nothing_to_do_takes_no_time():
-    assert estimate([], []).seconds == 0

@@ -56,7 +56,8 @@ def cluster(tmp_path_factory):
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # names of sockets must be short
         patch.setenv("TMPDIR", str(folder))  # a killed worker cannot tidy up
-        with on_ray._connected(on_ray._ray("local"), "local", 2):
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        with on_ray.connected("local", 2):
             yield ray
             started = psutil.Process().children(recursive=True)
     assert not ray.is_initialized()
@@ -89,7 +90,7 @@ def test_results_equal_those_of_a_local_run_and_one_cell_ends_no_other(tmp_path,
     with store.claimed(theirs):
         measure_on_ray([*killed, *good, *raised, theirs, *without_data], store, load, "local")
     assert found(store, good) == here(tmp_path / "here", good, images)
-    assert loaded == ["tiny", "fashion-mnist"]
+    assert sorted(loaded) == ["fashion-mnist", "tiny"]  # each once
     assert not store.has(theirs)
     said = {name: problem.error for name, problem in store.failures().items()}
     assert "lost 2 times" in said.pop(killed[0].hash)
@@ -114,7 +115,7 @@ def test_no_port_is_open_to_other_machines(cluster):
 
 def test_another_version_on_a_node_is_refused(images):
     with pytest.raises(RunError, match=r"but 0\.0\.0 where the grid was started; install the same version"):
-        on_ray._measure_cell(on_ray._Task("0.0.0", "", {}, 1, ""), images)
+        on_ray._measure_cell("0.0.0", "", {}, False, images)
 
 
 def test_ray_that_cannot_be_started(monkeypatch, cluster):
@@ -125,11 +126,11 @@ def test_ray_that_cannot_be_started(monkeypatch, cluster):
     monkeypatch.setattr(cluster, "shutdown", lambda: None)
     monkeypatch.setattr(cluster, "init", fail)
     match = r"--ray local: Ray cannot be started on this machine \(AF_UNIX .*107 bytes\)"
-    with pytest.raises(RunError, match=match), on_ray._connected(cluster, "local", 1):
+    with pytest.raises(RunError, match=match), on_ray.connected("local"):
         pass
 
 
-@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:99999", "http://a:1"])
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", "http://a:1"])
 def test_what_is_no_address(tmp_path, images, address):
     with pytest.raises(ConfigError, match="expected local, auto, HOST:PORT or ray://HOST:PORT"):
         measure_on_ray(cells(0), Store(tmp_path), lambda name: images, address)

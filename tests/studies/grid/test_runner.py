@@ -17,7 +17,6 @@ from feddure.methods.fedavg import FedAvg
 from feddure.simulation import runs
 from feddure.simulation.lanes import Lanes
 from feddure.studies.grid import runner
-from feddure.studies.grid.failures import NotWritten
 from feddure.studies.grid.store import Cell, Store, unmeasured
 from feddure.tracking import records
 from measured import found, here
@@ -203,15 +202,27 @@ def test_a_cell_that_ended_another_process_of_the_same_command_is_not_tried(tmp_
 
 
 # --- errors --------------------------------------------------------------------------------------------------
-def test_an_error_in_code_ends_only_its_cell(tmp_path):
-    wanted = [*cells("raises", options={"at": [0, 1]}), *cells("fedavg-matched")]
-    store = Store(tmp_path)
-    measure(wanted, store)
-    assert measured(wanted, store) == [False, True, True, True]
-    (problem,) = store.failures().values()
-    assert problem.error == "OSError: a mistake"
-    assert problem.traceback.splitlines()[1].startswith(f'  File "{__file__}", line ')
-    assert sorted(path.name for path in store.unfinished(wanted[0].hash).iterdir()) == ["failure.json"]
+def test_an_error_ends_only_its_cells(tmp_path, images):
+    """In the code of a method or of a data set, or a mistake that a check finds while it trains."""
+
+    def load(name):
+        return images if name == "tiny" else {}["images"]
+
+    raised, good = cells("raises", options={"at": [0, 1]})
+    (mistaken,) = cells("mistaken", seeds=(0,))
+    (too_few,) = cells("fedavg", seeds=(1,), **{"partition.labels_per_class": 400})
+    (no_data,) = cells("fedavg", seeds=(0,), dataset="fashion-mini")
+    wanted, store = [raised, good, mistaken, too_few, no_data, *cells("fedavg-matched")], Store(tmp_path)
+    runner.measure(wanted, store, load)
+    assert measured(wanted, store) == [False, True, False, False, False, True, True]
+    said = store.failures()
+    assert said[raised.hash].error == "OSError: a mistake"
+    assert said[raised.hash].traceback.splitlines()[1].startswith(f'  File "{__file__}", line ')
+    assert "add needs = feddure.Needs(strong=True)" in said[mistaken.hash].error
+    assert "400" in said[too_few.hash].error
+    assert said[no_data.hash].error == "KeyError: 'images'"
+    assert {one.hash for one in wanted if one.hash in said and said[one.hash].traceback} == {raised.hash, no_data.hash}
+    assert [path.name for path in store.unfinished(raised.hash).iterdir()] == ["failure.json"]
 
 
 @pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError])
@@ -243,28 +254,6 @@ def test_a_failed_cell_goes_on_from_its_checkpoint(tmp_path, images, monkeypatch
     measure(wanted, store)
     assert trained == [(0, 3)] * 3
     assert found(store, wanted) == here(tmp_path / "whole", wanted, images)
-
-
-def test_a_mistake_that_a_check_finds_ends_only_its_cells(tmp_path):
-    wanted = cells("mistaken", "fedavg", seeds=(0,))
-    wanted += cells("fedavg", seeds=(1,), **{"partition.labels_per_class": 400})
-    store = Store(tmp_path)
-    measure(wanted, store)
-    assert measured(wanted, store) == [False, True, False]
-    said = store.failures()
-    assert "add needs = feddure.Needs(strong=True)" in said[wanted[0].hash].error
-    assert "400" in said[wanted[2].hash].error
-    assert not any(problem.traceback for problem in said.values())
-
-
-def test_an_error_in_the_code_of_a_data_set_ends_only_its_cells(tmp_path, images):
-    def load(name):
-        return images if name == "tiny" else {}["images"]
-
-    wanted, store = [*cells("fedavg", dataset="fashion-mini"), *cells("fedavg")], Store(tmp_path)
-    runner.measure(wanted, store, load)
-    assert measured(wanted, store) == [False, False, True, True]
-    assert {problem.error for problem in store.failures().values()} == {"KeyError: 'images'"}
 
 
 def test_a_stop_in_the_step_that_fails_is_heard(tmp_path, monkeypatch, trained):
@@ -319,7 +308,7 @@ def test_a_full_disk_ends_the_grid_and_finished_cells_stay(tmp_path, monkeypatch
             patch.setattr(os, "fsync", full(number))
             if place == "checkpoint":
                 patch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-        with pytest.raises(NotWritten, match="finished cells are kept") as caught:
+        with pytest.raises(RunError, match="finished cells are kept") as caught:
             measure([done, *wanted], store)
     assert str(caught.value).startswith(str(tmp_path))
     assert measured([done, *wanted], store) == [True, False, False]

@@ -1,6 +1,5 @@
 """The store: kept whole, found again, claimed by one process, merged from several folders."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -12,11 +11,9 @@ import pytest
 
 import synthetic
 import tiny
-from feddure import experiments
-from feddure.config import Experiment
 from feddure.errors import RunError
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import COLUMNS, Cell, Store, labels, mean_of, pack, unpack
+from feddure.studies.grid.store import Cell, Store, pack, unpack
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -46,8 +43,6 @@ def test_what_is_kept_is_found_again(tmp_path):
     store.keep(made)
     assert store.has(one)
     assert store.find(one) == Store(tmp_path).find(one) == made
-    assert made.dirty
-    assert not synthetic.measured(one, 50.0).dirty
 
 
 def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
@@ -59,17 +54,6 @@ def test_the_file_is_sorted_and_says_each_environment_once(tmp_path):
     first, *rest = lines(one)
     assert first == {"environment": rest[0]["environment"], **synthetic.ENVIRONMENT}
     assert [line["cell"] for line in rest] == sorted(cell.hash for cell in cells)
-
-
-def test_only_what_differs_from_the_defaults_is_written():
-    assert experiments.changes(Experiment()) == {}
-    wanted = tiny.experiment(seed=3, options={"a": {"b": {}}}, **{"partition.gamma": 0.3})
-    found = experiments.changes(wanted)
-    assert found["seed"] == 3
-    assert found["options"] == {"a": {"b": {}}}
-    assert "norm" not in found
-    assert "learning_rate" not in found.get("optimizer", {})
-    assert experiments.build(found) == wanted
 
 
 def test_the_name_of_a_cell_is_what_determines_its_result():
@@ -147,14 +131,11 @@ def test_a_claimed_cell_is_nobody_elses(tmp_path):
         assert not mine
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_claim_that_came_to_nothing_leaves_the_folder_as_it_was(tmp_path, there):
+def test_a_claim_that_came_to_nothing_leaves_no_folder(tmp_path):
     store = Store(tmp_path / "grid")
-    if there:
-        store.folder.mkdir()
     with store.claimed(cell()):
         store.note(cell(), "command")
-    assert store.folder.exists() == there
+    assert not store.folder.exists()
 
 
 def test_claims_that_come_and_go_at_the_same_moment_do_not_meet(tmp_path):
@@ -184,7 +165,7 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path):
             store.note(one, "command", 3, 0.5)
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert store.noted(one).round == 3  # who it was can be told
+    assert store.notes()[one.hash].round == 3  # who it was can be told
     assert store.under_way() == {}
     with store.claimed(one) as mine:
         assert mine
@@ -217,18 +198,12 @@ def test_two_halves_merge_to_the_whole(tmp_path):
     kept(whole, *cells)
     kept(one, *cells[:3])
     kept(other, *cells[2:])
+    assert [one.has(cell) for cell in cells] == [True, True, True, False]
+    assert Store(one.folder, [other.folder]).has(cells[3])  # without a merge
+    assert one.merge(other.folder, cells[:2]) == 0
     assert one.merge(other.folder) == 1
     assert (one.folder / "cells.jsonl").read_bytes() == (whole.folder / "cells.jsonl").read_bytes()
     assert one.merge(other.folder) == 0
-
-
-def test_a_merge_may_ask_for_some_cells_only(tmp_path):
-    mine, theirs = Store(tmp_path / "mine"), Store(tmp_path / "theirs")
-    kept(theirs, *(cell("table1", seed=seed) for seed in (1, 2, 3)))
-    wanted = [cell("sweep", seed=seed) for seed in (0, 1, 2)]
-    assert mine.merge(theirs.folder, wanted) == 2
-    assert [mine.has(cell) for cell in wanted] == [False, True, True]
-    assert mine.merge(theirs.folder) == 1
 
 
 def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
@@ -239,47 +214,3 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match=r"cells.jsonl: line 1 is damaged"):
         Store(tmp_path / "mine").merge(tmp_path / "theirs")
     assert not (tmp_path / "mine").exists()
-
-
-def test_results_have_a_row_for_each_study_and_finished_cell(tmp_path):
-    store = Store(tmp_path)
-    first, shared, missing = cell(), cell("gamma"), cell(seed=5)
-    kept(store, first)
-    store.tabulate([first, missing])
-    store.tabulate([shared])
-    with (tmp_path / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["study"] for row in rows] == ["table1", "gamma"]
-    assert {row["config_hash"] for row in rows} == {first.hash}
-    assert rows[0]["accuracy_last10"] == "50.0"
-
-
-def test_results_of_another_format_are_not_overwritten(tmp_path):
-    (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
-    with pytest.raises(RunError, match=r"results.csv: its columns lack"):
-        Store(tmp_path).tabulate([cell()])
-    assert (tmp_path / "results.csv").read_text() == "study,method\ntable1,feddure\n"
-
-
-def test_labels_are_a_share_of_the_training_images():
-    asked = {"partition.clients": 100, "partition.labels_per_class": 5}
-    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 10
-    asked = {"partition.label_fraction": 0.02, "partition.labels_per_class": None}
-    assert labels(tiny.experiment(dataset="cifar10", **asked)) == 2
-    assert labels(tiny.experiment(dataset="folder:somewhere")) == ""
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "said"),
-    [
-        ((), "mean of last 10"),
-        ((12, 10), "mean of last 10"),
-        ((3, 3), "mean of all 3"),
-        ((1,), "its only evaluation"),
-        ((3, 12), "mean of last 10 or fewer"),
-    ],
-)
-def test_what_the_accuracy_is_the_mean_of(evaluations, said):
-    cells = [synthetic.measurement(50.0, rounds=5 * count) for count in evaluations]
-    assert mean_of(cells) == said

@@ -4,6 +4,7 @@ import pytest
 
 import synthetic
 from feddure.errors import ConfigError
+from feddure.reports.frame import labels
 from feddure.studies.grid.runner import program_of
 from feddure.studies.grid.store import Store
 from feddure.studies.paper.plan import (
@@ -38,7 +39,7 @@ def test_a_charts_points_are_its_axis():
     one = {"datasets": ("fashion-mnist",), "methods": ("feddure",), "settings": ("dir-dir",), "seeds": (0,)}
     assert [c.experiment.clients_per_round for c in cells("clients", Request(**one))] == [2, 5, 10, 20]
     assert [c.experiment.partition.gamma for c in cells("gamma", Request(**one))] == [0.3, 0.5, 0.7, 1.0]
-    assert [c.coordinates()["labels"] for c in cells("labels", Request(**one))] == [2, 4, 10, 15, 20]
+    assert [labels(c.experiment) for c in cells("labels", Request(**one))] == [2, 4, 10, 15, 20]
     assert {c.experiment.local_steps for c in cells("labels", Request(**one))} == {5}
 
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from feddure import environment, experiments, methods
 from feddure.config import Experiment
-from feddure.studies.grid.store import Cell, Measurement, data_size, labels
+from feddure.data.sources import find_source
+from feddure.reports.frame import labels
+from feddure.studies.grid.store import Cell, Measurement
 from feddure.tracking.summary import duration
 
 REFERENCE = "NVIDIA H200"
@@ -61,8 +63,7 @@ def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate
 
 def reference_seconds(experiment: Experiment) -> float:
     """The model's time for an experiment on the reference."""
-    images, _ = data_size(experiment.dataset)
-    images = images or 50_000
+    images = (None if ":" in experiment.dataset else find_source(experiment.dataset).train) or 50_000
     clients = max(experiment.partition.clients, 1)
     share = labels(experiment)
     labelled = round(images / clients * (share / 100 if isinstance(share, float) else 0.1))

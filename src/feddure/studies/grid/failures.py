@@ -18,6 +18,10 @@ _MACHINERY = tuple(
     for folder in (Path(__file__).parents[2], Path(torch.__file__).parent, Path(importlib.__file__).parent)
 )
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_MAKE_ROOM = (
+    "finished cells are kept. Make room there, or make it writable, and run the same command again: it goes on from "
+    "there"
+)
 
 
 class Problem(NamedTuple):
@@ -30,16 +34,6 @@ class Problem(NamedTuple):
     def reason(self) -> str:
         """In one line."""
         return " ".join(self.error.split())
-
-
-class NotWritten(RunError):
-    """What a grid measures cannot be kept, which ends it."""
-
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()}; finished cells are kept. Make room there, or make it writable, and run the same "
-            "command again: it goes on from there"
-        )
 
 
 def ends_all(error: Exception) -> bool:
@@ -57,10 +51,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise NotWritten(f"{problem.filename or path}: cannot be written ({problem.strerror})") from None
+        raise RunError(f"{problem.filename or path}: cannot be written ({problem.strerror}); {_MAKE_ROOM}") from None
     except RunError as problem:
         if isinstance(problem.__context__, OSError) and problem.__context__.errno in _NO_ROOM:
-            raise NotWritten(str(problem)) from None
+            raise RunError(f"{problem}; {_MAKE_ROOM}") from None
         raise
 
 
@@ -87,17 +81,16 @@ def is_usable(device: torch.device) -> bool:
 
 def told(ended: Sequence[tuple[str, Problem]]) -> list[str]:
     """What has ended whom, in lines; of errors in code, the first with its traceback."""
-    parts = []
-    traced = False
+    first = next((problem for _, problem in ended if problem.traceback), None)
+    lines = []
     for who, problem in ended:
-        if not problem.traceback:
-            parts.append(f"{who} cannot be measured: {problem.error}")
-        elif traced:
-            parts.append(f"an error in code ended {who}: {problem.error}")
+        if problem is first:
+            lines += [f"an error in code ended {who}:", problem.traceback.rstrip()]
+        elif problem.traceback:
+            lines.append(f"an error in code ended {who}: {problem.error}")
         else:
-            parts += [f"an error in code ended {who}:", problem.traceback.rstrip()]
-            traced = True
-    return parts
+            lines.append(f"{who} cannot be measured: {problem.error}")
+    return lines
 
 
 def _shorten(told: traceback.TracebackException) -> None:

@@ -5,13 +5,11 @@ passes Ctrl-C on, and names the cells of those that died.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 
@@ -71,7 +69,8 @@ def measure_in_jobs(
             while running:
                 if stop() and not asked:
                     asked = True
-                    _ask_to_stop(running)
+                    for process in running:
+                        process.terminate()
                 for process in [one for one in running if one.poll() is not None]:
                     running.remove(process)
                     if not asked:
@@ -79,7 +78,8 @@ def measure_in_jobs(
                 look()
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
-            _ask_to_stop(running)
+            for process in running:
+                process.terminate()
         for listener in listeners:
             listener.join(timeout=10)  # a process of the user's own may hold the pipe
     look()
@@ -104,15 +104,9 @@ def _start(command: str, jobs: int, arguments: Sequence[str]) -> subprocess.Pope
     )
 
 
-def _ask_to_stop(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-
-
 def _name_lost(pid: int, command: str, cells: Sequence[Cell], store: Store) -> None:
     """A process is gone: if it has left a cell as it was, as one does that is killed, that cell has failed."""
-    for cell in {cell.hash: cell for cell in cells}.values():
-        noted = store.noted(cell)
-        if noted is not None and (noted.command, noted.pid) == (command, pid) and not store.has(cell):
-            store.fail(cell, LOST)
+    by_hash = {cell.hash: cell for cell in cells}
+    for name, noted in store.notes().items():
+        if (noted.command, noted.pid) == (command, pid) and not store.has(by_hash[name]):
+            store.fail(by_hash[name], LOST)

@@ -5,12 +5,11 @@ has compiled, else of one that no other process of this machine trains. An error
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import fmean
 
 from feddure import environment, experiments
 from feddure.data import partition as partitions
@@ -24,7 +23,7 @@ from feddure.simulation.lanes import Stopped
 from feddure.simulation.runs import stopping
 from feddure.studies.grid import failures
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, named, unmeasured
+from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, empty, named, unmeasured
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
 from feddure.tracking.summary import evaluations, summarise
@@ -56,17 +55,15 @@ def measure(
     look: Callable[[], None] = lambda: None,
     command: str = "",
     orphaned: Callable[[], bool] = lambda: False,
-    resumable: bool = True,
     engine: Engine | None = None,
 ) -> None:
     """Measure all cells that are not finished, have not failed and that no other process is working on.
 
     What has failed is in the store. `look` is called after every round and cell, for who shows progress. `command` is
-    the same for processes that were started as one; they end when they are `orphaned`. Where nobody could go on with
-    cells under way, as in a store that is about to vanish, they need not be `resumable`. An `engine` brings what it has
+    the same for processes that were started as one; they end when they are `orphaned`. An `engine` brings what it has
     compiled.
     """
-    worker = _Worker(store, load, look, command or new_command(), orphaned, resumable, engine)
+    worker = _Worker(store, load, look, command or new_command(), orphaned, engine)
     waiting = unmeasured(cells, store)
     programs = {cell.hash: program_of(cell) for cell in waiting}
     while waiting:
@@ -98,7 +95,6 @@ class _Worker:
     look: Callable[[], None]
     command: str
     orphaned: Callable[[], bool]
-    resumable: bool
     engine: Engine | None = None
     program: str | None = None  # that the engine has compiled last
 
@@ -108,7 +104,7 @@ class _Worker:
             with failures.writing(self.store.folder):
                 if not claim.enter_context(self.store.claimed(cell)) or cell.hash in self.store.failures():
                     return
-                before = self.store.noted(cell)
+                before = self.store.notes().get(cell.hash)
                 if before is not None and before.command == self.command:
                     self.store.fail(cell, LOST)  # it would probably end this process too
                     return
@@ -145,7 +141,8 @@ class _Worker:
                 raise
             return failures.describe(error)
         finally:
-            _forget_unless_resumable(self.store.unfinished(cell.hash))
+            if not (self.store.unfinished(cell.hash) / checkpoint.FILE).exists():
+                empty(self.store.unfinished(cell.hash))
         return None
 
     def _measure(self, cell: Cell, engine: Engine) -> None:
@@ -202,9 +199,7 @@ class _UnderWay(Observer):
         self._worker.look()
 
     def checkpoint(self) -> None:
-        """Keep what a resumption needs, unless there is none to come."""
-        if not self._worker.resumable:
-            return
+        """Keep what a resumption needs."""
         began = time.monotonic()
         with failures.writing(self._folder):
             checkpoint.write(self.federation.server, self._folder)
@@ -225,7 +220,8 @@ class _UnderWay(Observer):
         averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
         assert found.accuracy_last is not None
         assert found.accuracy_last10 is not None
-        ways = {way for record in metrics for way in record["communication"]}
+        ways = sorted({way for record in metrics for way in record["communication"]})
+        means = diagnostics.last_means(diagnostics.trace(metrics)) if any(r.get("diagnostics") for r in metrics) else {}
         return Measurement(
             config_hash=self._cell.hash,
             experiment=experiments.changes(self._cell.experiment),
@@ -239,26 +235,7 @@ class _UnderWay(Observer):
             build_seconds=self._build_seconds,
             partition=self.federation.partition.sha256,
             left_out=found.left_out / max(1, sum(len(record["clients"]) for record in metrics)),
-            diagnostics=_last_diagnostics(metrics),
-            bytes_per_round={
-                way: sum(record["communication"].get(way, 0) for record in metrics) / len(metrics)
-                for way in sorted(ways)
-            },
+            diagnostics={name: round(value, 5) for name, value in means.items() if name != "round"},
+            bytes_per_round={way: fmean(record["communication"].get(way, 0) for record in metrics) for way in ways},
             environment=self._environment,
         )
-
-
-def _forget_unless_resumable(folder: Path) -> None:
-    """Remove the records of a cell that has no checkpoint."""
-    if not (folder / checkpoint.FILE).exists():
-        for name in (records.METRICS, records.TIMING):
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree((folder / checkpoint.FILE).parent, ignore_errors=True)
-
-
-def _last_diagnostics(metrics: Sequence[records.Record]) -> dict[str, float]:
-    """What pseudo labels and regulators were like in the last rounds; nothing for methods without them."""
-    if not any(record.get("diagnostics") for record in metrics):
-        return {}
-    means = diagnostics.last_means(diagnostics.trace(metrics))
-    return {name: round(value, 5) for name, value in means.items() if name != "round" and value == value}

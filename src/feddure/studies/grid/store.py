@@ -7,10 +7,8 @@ each cell keeps the others away from it, and a lock on the file lets one write a
 `cells.jsonl` has a line for each environment that cells were measured in, then a line for each cell, sorted.
 """
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -27,15 +25,11 @@ from filelock import FileLock, Timeout
 
 from feddure import experiments
 from feddure.config import Experiment
-from feddure.data import recipes
-from feddure.data.sources import find_source
 from feddure.errors import FeddureError, RunError
 from feddure.files import write_whole
-from feddure.studies.grid.failures import Problem
-from feddure.tracking.records import Record
-from feddure.tracking.summary import LAST, summarise
+from feddure.studies.grid.failures import Problem, writing
 
-CELLS, OUTDATED, UNFINISHED, RESULTS = "cells.jsonl", "outdated.jsonl", "unfinished", "results.csv"
+CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
 OWN_CODE = "own_code"
 """In a cell's environment: the user's own code that it was measured with."""
 
@@ -47,13 +41,6 @@ _SHARED = {
 _SECONDS_TO_CLAIM = 0.1  # one who just gives a cell back is waited for, one who trains it is not
 _ATTEMPTS = 10
 
-COLUMNS = (
-    "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
-    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
-    "hardware", "versions",
-)  # fmt: skip
-"""Of results.csv. Accuracies are in per cent; `options` holds what a cell changes beyond the other columns."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -62,29 +49,11 @@ class Cell:
     study: str
     preset: str
     experiment: Experiment
-    options: str = ""  # what it changes beyond the columns of results.csv, as key=value texts
+    options: str = ""  # what it changes beyond its study, as key=value texts
 
     @cached_property
     def hash(self) -> str:
         return experiments.fingerprint(self.experiment)[:16]
-
-    def coordinates(self) -> dict[str, Any]:
-        """The columns of results.csv that say what was measured."""
-        e = self.experiment
-        return {
-            "study": self.study,
-            "preset": self.preset,
-            "method": e.method,
-            "dataset": e.dataset,
-            "setting": e.partition.setting,
-            "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
-            "labels": labels(e),
-            "clients_per_round": e.clients_per_round,
-            "seed": e.seed,
-            "rounds": e.rounds,
-            "options": self.options,
-            "config_hash": self.hash,
-        }
 
 
 @dataclass(frozen=True)
@@ -108,33 +77,10 @@ class Measurement:
     bytes_per_round: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def dirty(self) -> bool:
-        """Whether it was measured from a tree with changes that were not committed, so that no commit has the code."""
-        return str(self.environment.get("commit")).endswith("-dirty")
 
-    def evaluations(self) -> list[Record]:
-        """The evaluations of the global model, as a run records them."""
-        return [{"round": number, "test": {"accuracy": share}} for number, share, _ in self.curve]
-
-    def columns(self) -> dict[str, Any]:
-        """The columns of results.csv that say what was found."""
-        about = self.environment
-        return {
-            "rounds": self.rounds,
-            "local_steps": round(self.local_steps, 2),
-            "accuracy_last": round(100 * self.accuracy_last, 2),
-            "accuracy_last10": round(100 * self.accuracy_last10, 2),
-            "accuracy_ema": "" if self.accuracy_ema is None else round(100 * self.accuracy_ema, 2),
-            "seconds": round(self.seconds, 1),
-            "commit": about.get("commit") or "",
-            "hardware": about.get("gpu") or f"{about.get('cpu')}, {about.get('cores')} cores",
-            "versions": "; ".join(f"{name} {about.get(name)}" for name in ("python", "torch", "numpy")),
-        }
-
-
-_USUAL: dict[str, Any] = {"accuracy_ema": None, "together": 1, "left_out": 0.0}  # what is not written
-_USUAL |= {"diagnostics": {}, "bytes_per_round": {}}
+_NOT_WRITTEN: dict[str, Any] = {
+    "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,10 +100,11 @@ class Progress:
 
 
 class Store:
-    """The finished cells of a folder, and those under way."""
+    """The finished cells of a folder, and those under way; finished cells of `others` count too, for looking only."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, others: Iterable[Path] = ()):
         self.folder = folder
+        self._folders = [*others, folder]
         self._read: tuple[object, dict[str, Measurement]] = None, {}
 
     # --- finished cells ----------------------------------------------------------------------------------
@@ -187,29 +134,32 @@ class Store:
                         file.write(json.dumps(dataclasses.asdict(before), ensure_ascii=False) + "\n")
                 finished[one.config_hash] = one
         for one in measurements:
-            _empty(self.unfinished(one.config_hash))
+            empty(self.unfinished(one.config_hash))
 
     def merge(self, other: Path, only: Iterable[Cell] | None = None) -> int:
         """Take over finished cells of another folder, all or `only` these; returns how many were new."""
         found = finished_cells(other)
         wanted = found if only is None else {cell.hash for cell in only} & found.keys()
-        with self._writing() as finished:
+        with writing(self.folder / CELLS), self._writing() as finished:
             new = [name for name in wanted if name not in finished]
             finished.update({name: found[name] for name in new})
         return len(new)
 
     def _finished(self) -> dict[str, Measurement]:
-        """All finished cells by their hashes; read again when the file is another."""
-        state = _state(self.folder / CELLS), _state(self.folder / "cells")
+        """All finished cells by their hashes; read again when a file is another."""
+        state = [_state(folder / name) for folder in self._folders for name in (CELLS, "cells")]
         if self._read[0] != state:
-            self._read = state, _of_0_1(self.folder) | unpack(self.folder / CELLS)
+            found: dict[str, Measurement] = {}
+            for folder in self._folders:
+                found |= _of_0_1(folder) | unpack(folder / CELLS)
+            self._read = state, found
         return self._read[1]
 
     @contextmanager
     def _writing(self) -> Iterator[dict[str, Measurement]]:
         """The finished cells, to be changed by one process at a time; a kill leaves the file as it was or as it is."""
-        _make(self.folder)
-        with _os_errors(self.folder / CELLS), FileLock(self.folder / f".{CELLS}.lock"):
+        make_folder(self.folder)
+        with FileLock(self.folder / f".{CELLS}.lock"):
             self._read = None, {}  # what a shared folder says of its files may be old, what they hold is not
             finished = dict(self._finished())
             yield finished
@@ -237,87 +187,49 @@ class Store:
         finally:
             (folder / _PROGRESS).unlink(missing_ok=True)
             if self.has(cell):
-                _empty(folder)
-            with suppress(OSError):  # not empty
-                (folder / _LOCK).unlink(missing_ok=True)
-                folder.rmdir()
+                empty(folder)
+            (folder / _LOCK).unlink(missing_ok=True)
+            _remove_empty(folder)
             lock.release()
-            with suppress(OSError):  # not empty
-                (self.folder / UNFINISHED).rmdir()
-                if new:
-                    self.folder.rmdir()
+            _remove_empty(self.folder / UNFINISHED, *([self.folder] if new else []))
 
     def note(self, cell: Cell, command: str, number: int = 0, accuracy: float | None = None) -> None:
         """Let others see how far a cell is that this process has claimed."""
         progress = Progress(socket.gethostname(), os.getpid(), command, number, accuracy)
         self._write(cell, _PROGRESS, dataclasses.asdict(progress))
 
-    def noted(self, cell: Cell) -> Progress | None:
-        """What was noted last of a cell that is not finished, by a process that may have ended since."""
-        found = _read_json(self.unfinished(cell.hash) / _PROGRESS)
-        return Progress(**found) if found else None
+    def notes(self) -> dict[str, Progress]:
+        """What was noted last of cells that are not finished, by their hashes; their processes may have ended since."""
+        return {name: Progress(**noted) for name, noted in self._written(_PROGRESS)}
 
     def under_way(self) -> dict[str, Progress]:
         """The cells that processes of this machine are training, by their hashes."""
-        found = {path.parent.name: _read_json(path) for path in (self.folder / UNFINISHED).glob(f"*/{_PROGRESS}")}
-        noted = {name: Progress(**one) for name, one in found.items() if one}
-        return {name: one for name, one in noted.items() if one.is_alive}
+        return {name: noted for name, noted in self.notes().items() if noted.is_alive}
 
     def fail(self, cell: Cell, problem: Problem) -> None:
         """An error has ended a cell; the command that is under way does not try it again."""
-        with suppress(FileNotFoundError):
-            (self.unfinished(cell.hash) / _PROGRESS).unlink()
+        (self.unfinished(cell.hash) / _PROGRESS).unlink(missing_ok=True)
         self._write(cell, _FAILURE, problem._asdict())
 
     def failures(self) -> dict[str, Problem]:
         """What has ended cells that are not finished, by their hashes."""
-        found = {path.parent.name: _read_json(path) for path in (self.folder / UNFINISHED).glob(f"*/{_FAILURE}")}
-        return {name: Problem(**one) for name, one in found.items() if one}
+        return {name: Problem(**problem) for name, problem in self._written(_FAILURE)}
 
     def forget_failures(self, cells: Iterable[Cell]) -> None:
         """These cells are tried again."""
         for name in self.failures().keys() & {cell.hash for cell in cells}:
-            folder = self.unfinished(name)
-            (folder / _FAILURE).unlink(missing_ok=True)
-            with suppress(OSError):  # there is a checkpoint
-                folder.rmdir()
-                folder.parent.rmdir()
-                self.folder.rmdir()
+            (self.unfinished(name) / _FAILURE).unlink(missing_ok=True)
+            _remove_empty(self.unfinished(name), self.folder / UNFINISHED, self.folder)
 
     def _write(self, cell: Cell, name: str, content: Mapping[str, Any]) -> None:
         folder = self.unfinished(cell.hash)
-        _make(folder)
+        make_folder(folder)
         write_whole(folder / name, json.dumps(content).encode(), RunError)
 
-    # --- results.csv -------------------------------------------------------------------------------------
-    def tabulate(self, cells: Iterable[Cell]) -> None:
-        """Write results.csv: a row for each of these cells that is finished; rows of other studies stay."""
-        rows = read_rows(self.folder / RESULTS)
-        for cell in cells:
-            found = self.find(cell)
-            if found is not None:
-                row = cell.coordinates() | found.columns()
-                rows[cell.study, cell.hash] = {name: str(row[name]) for name in COLUMNS}
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows.values())
-        _make(self.folder)
-        write_whole(self.folder / RESULTS, text.getvalue().encode(), RunError)
-
-
-class Merged(Store):
-    """A folder as it would be with others merged into it; for looking only."""
-
-    def __init__(self, folder: Path, others: Iterable[Path]):
-        super().__init__(folder)
-        self._others = [Store(other) for other in others]
-
-    def _finished(self) -> dict[str, Measurement]:
-        found = super()._finished()
-        for store in self._others:
-            found = store._finished() | found
-        return found
+    def _written(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path in (self.folder / UNFINISHED).glob(f"*/{name}"):
+            with suppress(OSError, ValueError):  # it is gone meanwhile
+                yield path.parent.name, json.loads(path.read_text(encoding="utf-8"))
 
 
 def finished_cells(folder: Path) -> dict[str, Measurement]:
@@ -347,7 +259,7 @@ def pack(measurements: Iterable[Measurement]) -> bytes:
         fields = {
             name: value
             for name, value in vars(one).items()
-            if name not in ("config_hash", "environment") and not (name in _USUAL and value == _USUAL[name])
+            if name not in ("config_hash", "environment") and not (name in _NOT_WRITTEN and value == _NOT_WRITTEN[name])
         }
         lines.append({"cell": one.config_hash, **fields, "environment": key, "about": own})
     first = [{"environment": key, **environments[key]} for key in sorted(environments)]
@@ -408,48 +320,6 @@ def named(cells: Sequence[Cell]) -> str:
     return f"{word} {', '.join(names)}" + (f" and {more} more" if more else "")
 
 
-def labels(experiment: Experiment) -> float | str:
-    """How many per cent of the training images are labelled; nothing where the data come with their own labels."""
-    part = experiment.partition
-    if part.label_fraction is not None:
-        return round(100 * part.label_fraction, 4)
-    images, classes = data_size(experiment.dataset)
-    if images is None or classes is None:
-        return ""
-    per_class = recipes.LABELS_PER_CLASS if part.labels_per_class is None else part.labels_per_class
-    return round(100 * per_class * classes * part.clients / images, 2)
-
-
-def data_size(dataset: str) -> tuple[int | None, int | None]:
-    """Training images and classes of a data set with a name."""
-    if ":" in dataset:
-        return None, None
-    source = find_source(dataset)
-    return source.train, source.classes
-
-
-def mean_of(measured: Iterable[Measurement], spelled_out: bool = False) -> str:
-    """What `accuracy_last10` of these cells is the mean of; `spelled_out` says of what even outside a table."""
-    found = {summarise(one.evaluations()).mean_of for one in measured} or {f"mean of last {LAST}"}
-    text = f"mean of last {LAST} or fewer" if len(found) > 1 else found.pop()
-    return f"{text} evaluations" if spelled_out and not text.endswith("evaluation") else text
-
-
-def read_rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """The rows of a results.csv by study and cell; none where there is no file."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise RunError(f"{path}: cannot be read ({problem}); move it away, it is made anew from {CELLS}") from None
-    missing = sorted(set(COLUMNS) - set(rows[0])) if rows else []
-    if missing:
-        raise RunError(f"{path}: its columns lack {', '.join(missing)}; move it away, it is made anew from {CELLS}")
-    return {(row["study"], row["config_hash"]): row for row in rows}
-
-
 # --- files ---------------------------------------------------------------------------------------------------
 def _is_outdated(found: Measurement, cell: Cell) -> bool:
     """What cannot be told is believed: cells from before this was recorded, code that is not to be found here."""
@@ -461,11 +331,10 @@ def _is_outdated(found: Measurement, cell: Cell) -> bool:
 def _lock(folder: Path) -> FileLock | None:
     """The lock of a cell's folder; None where another process has it."""
     while True:
-        _make(folder)
+        make_folder(folder)
         lock = FileLock(folder / _LOCK, timeout=_SECONDS_TO_CLAIM)
         try:
-            with _os_errors(folder / _LOCK):
-                lock.acquire()
+            lock.acquire()
             return lock
         except Timeout:
             return None
@@ -473,18 +342,7 @@ def _lock(folder: Path) -> FileLock | None:
             continue
 
 
-@contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    """While this holds, what the system refuses is said of a file."""
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError, Timeout):
-        raise
-    except OSError as problem:
-        raise RunError(f"{path}: cannot be written ({problem.strerror})") from None
-
-
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
     """Remove all but the lock, which goes last: after it another process may begin to write here."""
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_dir():
@@ -502,7 +360,8 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """A folder, and those on the way to it."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -513,9 +372,8 @@ def _make(folder: Path) -> None:
             raise RunError(f"{folder}: the folder cannot be made ({problem.strerror})") from None
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """What a small file of a cell under way says; None where there is none any more."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def _remove_empty(*folders: Path) -> None:
+    """Remove these folders, up to the first in which something is."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
