@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from feddure import methods
-from feddure.reports import names, style
+from feddure.reports import style
 from feddure.reports.frame import paired
 from feddure.studies import sweep, sweep_report
 from feddure.studies.grid.store import Measurement, Store
@@ -132,21 +132,6 @@ def test_gamma_is_no_problem_without_dirichlet(tmp_path):
     ]
     found = leaderboards(tmp_path, None, cases=cases)
     assert found == {"IID-IID": ["FedDure", "FedAvg"], "DIR-DIR, gamma 0.2": ["FedAvg, unequal"]}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "alone", "in_a_column"),
-    [
-        ("method", "feddure", "FedDure", "FedDure"),
-        ("partition.setting", "iid-dir", "IID-DIR", "IID-DIR"),
-        ("partition.setting", "sites", "setting sites", "sites"),
-        ("optimizer.learning_rate", 5e-4, "learning rate 0.0005", "0.0005"),
-        ("feddure.d_clip", None, "feddure d clip empty", "empty"),
-    ],
-)
-def test_values_by_themselves_and_in_a_column(key, value, alone, in_a_column):
-    assert (names.part(key, value), names.shown(key, value)) == (alone, in_a_column)
-    assert names.combination("few labels", {key: value}) == f"few labels, {alone}"
 
 
 # --- order and verdict ---------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, mean_of, named
-from feddure.tracking.summary import labels
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
