@@ -205,7 +205,7 @@ def test_every_problem_has_its_table_and_verdict(tmp_path):
     assert first < second
     for text in (printed[first:second], printed[second:]):
         assert "1 FedAvg" in text
-        assert "on the same 1 seed; one seed cannot tell" in text
+        assert "on the same 1 seed: one seed cannot tell" in text
     assert "setting" not in printed
     assert printed.count("accuracies on different data cannot be compared") == 1
     assert printed.count("Ordered by test accuracy") == 1

@@ -1,20 +1,13 @@
 """What pseudo labels were worth, in numbers and figures."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddure.reports import figures, style
-from feddure.reports.diagnostics import (
-    best_of_threshold,
-    judged,
-    last_means,
-    per_class,
-    running_mean,
-    table,
-    trace,
-)
+from feddure.reports.diagnostics import best_of_threshold, judged, last_means, per_class, running_mean, table, trace
 from feddure.simulation.diagnostics import auroc
 
 FORMAT = {"color": "red", "marker": "o", "linestyle": "-"}
@@ -64,27 +57,22 @@ def fedavg(rounds=30):
 
 # --- numbers -----------------------------------------------------------------------------------------------
 def test_a_running_mean_covers_five_rounds_of_a_short_run_and_a_tenth_of_a_long_one():
-    assert running_mean(np.arange(10.0)).tolist() == [1, 1.5, 2, 3, 4, 5, 6, 7, 7.5, 8]
+    assert running_mean(pd.Series(np.arange(10.0))).tolist() == [1, 1.5, 2, 3, 4, 5, 6, 7, 7.5, 8]
     peak = np.zeros(200)
     peak[100] = 1
-    assert np.flatnonzero(running_mean(peak)).tolist() == list(range(90, 111))
-
-
-def test_a_running_mean_leaves_out_rounds_without_a_value():
-    values = np.array([1.0, np.nan, 3.0, np.nan, np.nan, np.nan, np.nan, np.nan, 8.0])
-    found = running_mean(values)
-    assert found[:3].tolist() == [2, 2, 2]
-    assert np.isnan(found[5])
-    assert found[-1] == 8
+    assert np.flatnonzero(running_mean(pd.Series(peak))).tolist() == list(range(90, 111))
+    gaps = running_mean(pd.Series([1.0, None, 3.0, None, None, None, None, None, 8.0]))
+    assert gaps[:3].tolist() == [2, 2, 2]
+    assert np.isnan(gaps[5])
 
 
 def test_a_trace_has_a_value_for_each_round_and_the_clients_own_auroc():
     lines = feddure(4, weight_auroc=lambda number: None if number == 2 else number / 10)
     lines.append({"round": 5, "train": {"loss": None}})
     found = trace(lines)
-    assert found["round"].tolist() == [1, 2, 3, 4, 5]
+    assert found.index.tolist() == [1, 2, 3, 4, 5]
     assert np.isnan(found["weight_auroc"]).tolist() == [False, True, False, False, True]
-    assert found["auroc_within"][:4].tolist() == [0.5] * 4
+    assert found["auroc_within"].tolist()[:4] == [0.5] * 4
     assert found["chance"].tolist() == [1 / 3] * 5
     assert "drift" not in trace([{"round": 1, "diagnostics": {"drift": [1.0]}}])
 
@@ -100,7 +88,7 @@ def test_the_level_of_ascent_is_shown_only_where_rewards_come_near_it():
 def test_weights_of_a_threshold_have_no_percentiles_but_a_best_auroc():
     found = trace(fixmatch(5, weight_p90=lambda number: 0.4 if number == 3 else 1.0))
     assert "weight_p10" not in found
-    assert found["auroc_best"] == pytest.approx(np.full(5, 0.75))
+    assert found["auroc_best"].tolist() == pytest.approx([0.75] * 5)
     assert "weight_p10" in trace(feddure(5))
 
 
@@ -124,8 +112,8 @@ def test_means_are_those_of_the_last_rounds():
 def test_quantities_of_classes_fill_a_table_of_rounds():
     found = per_class([*feddure(2), {"round": 3}], "coverage_per_class")
     assert found.shape == (3, 3)
-    assert found[0, :2].tolist() == [0.5, 0.4]
-    assert np.isnan(found[2]).all()
+    assert found.loc[1, :1].tolist() == [0.5, 0.4]
+    assert np.isnan(found.loc[3]).all()
     assert per_class(fedavg(3), "coverage_per_class").shape == (3, 0)
 
 
@@ -136,36 +124,32 @@ def test_an_auroc_is_judged_by_the_digits_that_are_shown():
 
 
 def test_runs_are_compared_in_a_table():
-    columns, rows = table({"ours": feddure(), "plain": fedavg(), "theirs": fixmatch(weight_auroc=0.7)})
-    assert list(rows) == ["ours", "theirs"]
-    ours, theirs = (dict(zip(columns, rows[label], strict=True)) for label in rows)
+    found = table({"ours": feddure(), "plain": fedavg(), "theirs": fixmatch(weight_auroc=0.7)})
+    assert list(found["run"]) == ["ours", "theirs"]
+    ours, theirs = found.to_dict("records")
     assert (ours["right"], ours["weighted"], ours["mean d"], ours["AUROC"]) == ("60.00", "60.40", "+0.010", "0.53")
     assert (theirs["mean d"], theirs["ascent"], theirs["m tells them apart"]) == ("–", "–", "0.75 at best")
 
 
 # --- figures -----------------------------------------------------------------------------------------------
 def drawn(*runs):
-    """The quantities of the figures, all of which can be rendered."""
+    """The titles of the figures, all of which can be rendered."""
     lines = [figures.Line(f"run {place} $", metrics, FORMAT) for place, metrics in enumerate(runs)]
     charts = figures.pseudo_labels(lines)
     for chart in charts:
         assert len(style.svg(chart.figure)) < 200_000
-    return [chart.quantity for chart in charts]
+    return [chart.title for chart in charts]
 
 
 def test_runs_have_the_figures_of_what_they_recorded():
-    every = ["d_mean", "weight_mean", "pseudo_accuracy", "weight_auroc", "ascent_share", "loss", "classes"]
-    assert drawn(feddure()) == every
-    assert drawn(fixmatch()) == ["weight_mean", "pseudo_accuracy", "weight_auroc", "loss", "classes"]
+    every = drawn(feddure())
+    assert len(every) == 7
+    assert drawn(fixmatch()) == [title for title in every if "Reward" not in title and "ascent" not in title]
     assert drawn(fedavg(), feddure(), fixmatch(10)) == every
     assert drawn(fedavg()) == drawn([]) == drawn([{"round": 1, "diagnostics": {"drift": [1.0]}}]) == []
 
 
-def test_different_classes_are_not_compared():
-    other = feddure(2, coverage_per_class=[0.5, 0.5], pseudo_accuracy_per_class=[0.5, 0.5])
-    assert "classes" not in drawn(feddure(2), other)
-
-
-def test_classes_by_the_hundred_are_drawn():
-    many = feddure(5, coverage_per_class=[0.5] * 100, pseudo_accuracy_per_class=[0.5] * 100)
-    assert drawn(many)[-1] == "classes"
+def test_different_classes_are_not_compared_and_many_are_drawn():
+    many = feddure(2, coverage_per_class=[0.5] * 100, pseudo_accuracy_per_class=[0.5] * 100)
+    assert len(drawn(many)) == 7
+    assert len(drawn(feddure(2), many)) == 6

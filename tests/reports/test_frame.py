@@ -15,7 +15,7 @@ import tiny
 from feddure import experiments, methods
 from feddure.errors import RunError
 from feddure.reports import frame
-from feddure.reports.frame import Difference, Spread, mean_sd, paired, signed
+from feddure.reports.frame import Difference, Spread, mean_sd, paired
 from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.tracking.records import Run
 
@@ -67,7 +67,6 @@ def test_the_interval_agrees_with_the_paired_t_test(accuracies):
 def test_seeds_are_paired_by_their_numbers():
     assert paired({0: 1.0, 1: 5.0}, {1: 3.0, 2: 9.0}) == Difference(2.0, None, None, 1)
     assert paired({0: 1.0}, {1: 3.0}) is None
-    assert paired(pd.Series({1: 5.0, 0: 1.0}), pd.Series({0: 0.0, 1: 1.0})).mean == 2.5
 
 
 @pytest.mark.parametrize(
@@ -83,11 +82,6 @@ def test_seeds_are_paired_by_their_numbers():
 )
 def test_differences_in_words(found, text, verdict):
     assert (str(found), found.verdict) == (text, verdict)
-
-
-@pytest.mark.parametrize(("value", "text"), [(1.25, "+1.2"), (-1.26, "−1.3"), (-0.04, "0.0"), (0.0, "0.0")])
-def test_signs_are_minus_signs_and_zero_has_none(value, text):
-    assert signed(value) == text
 
 
 # --- rows ----------------------------------------------------------------------------------------------

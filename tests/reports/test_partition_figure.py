@@ -9,6 +9,7 @@ from feddure import config
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import make
 from feddure.reports import partition_figure, style
+from feddure.simulation.runs import summarise_partition
 
 
 def dataset(classes=10, per_class=60, unknown=0, sites=()):
@@ -24,7 +25,7 @@ def drawn(data, **fields):
     """The figure, its two panels and the counts they must show."""
     options = config.Partition(**{"clients": 8, "label_fraction": 0.3, "setting": "dir-dir", **fields})
     partition = make(data, options, 0)
-    figure = partition_figure.figure(partition, data)
+    figure = partition_figure.figure(summarise_partition(partition, data), data.name)
     style.render(figure, "png", 50)
     panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
     return figure, panels, partition.counts(data.labels, len(data.classes))
@@ -63,7 +64,7 @@ def test_the_title_says_what_is_shown():
 def test_unknown_classes_have_a_row_of_their_own():
     data = dataset(classes=3, unknown=40)
     partition = make(data, config.Partition(clients=5, label_fraction=0.3), 0)
-    names, labelled, unlabelled = partition_figure.class_counts(partition, data)
+    names, labelled, unlabelled = partition_figure.class_counts(summarise_partition(partition, data))
     assert names[3] == "(unknown)"
     assert labelled[:, 3].sum() == 0
     assert unlabelled[:, 3].sum() == 40
@@ -87,7 +88,7 @@ def test_bubbles_of_a_runs_counts_become_circles_of_the_same_size():
         "unknown": [0, 30],
         "parameters": {"setting": "dir-dir", "gamma": 0.5, "seed": 0},
     }
-    svg = style.svg(partition_figure.of_counts(counts, "data"))
+    svg = style.svg(partition_figure.figure(counts, "data"))
     areas = {style.LABELLED: [], style.UNLABELLED: []}
     for radius, colour in re.findall(r'<circle cx="\S+" cy="\S+" r="(\S+)" style="fill: (\S+);', svg):
         areas[colour.upper()].append(float(radius) ** 2)

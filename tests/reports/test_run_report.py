@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from feddure import experiments
@@ -239,7 +240,7 @@ def test_classes_by_the_hundred_are_drawn():
     line = figures.Line("a", [{"round": 1, "test": test}], {"color": "red", "marker": "o"})
     for figure in (
         figures.by_class([line], {"right": [test["per_class"]]}, names),
-        figures.over_rounds([1, 2], {"right": np.array([test["per_class"]] * 2)}, names, 1),
+        figures.over_rounds({"right": pd.DataFrame([test["per_class"]] * 2)}, names, 1),
         figures.confusion(test["confusion"], names),
     ):
         assert len(style.svg(figure)) < 1_000_000

@@ -3,7 +3,6 @@
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -77,11 +76,3 @@ def test_drawing_leaves_matplotlib_as_it_was():
     before = settings()
     style.render(small(), "png")
     assert settings() == before
-
-
-def test_neighbouring_colours_differ_in_lightness():
-    def lightness(colour):
-        red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
-        return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-
-    assert np.abs(np.diff([lightness(colour) for colour in style.PALETTE])).min() > 0.02

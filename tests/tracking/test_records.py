@@ -117,12 +117,9 @@ def test_a_resumed_recorder_makes_the_files_of_an_unbroken_run(tmp_path):
     assert read(tmp_path / "resumed" / "timing.jsonl")[0] == {"round": 1, "seconds": 0.5, "clients": 2, "steps": 6}
 
 
-def test_an_empty_file_has_no_records(tmp_path):
+def test_an_empty_file_has_no_records_and_a_missing_one_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     assert read(tmp_path / "metrics.jsonl") == []
-
-
-def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RunError, match=r"absent\.jsonl: cannot be read"):
         read(tmp_path / "absent.jsonl")
 
@@ -141,42 +138,27 @@ def test_a_run_may_lack_all_but_configuration_and_metrics(tmp_path):
     assert (run.name, run.rounds, run.finished) == ("bare", 2, False)
     assert run.experiment == load("demo")
     assert (run.timing, run.environment, run.partition) == ([], {}, {})
-
-
-def test_a_run_reads_the_files_beside_its_metrics(tmp_path):
     run = read_run(make_run(tmp_path / "full", environment=json.dumps({"gpu": "none"}), partition='{"classes": []}'))
-    assert run.environment == {"gpu": "none"}
-    assert run.partition == {"classes": []}
+    assert (run.environment, run.partition) == ({"gpu": "none"}, {"classes": []})
 
 
-def test_what_a_folder_lacks_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("absent", "there is no such folder"),
+        ("empty", r"not a run folder, config\.yaml and metrics\.jsonl missing"),
+        ("half", r"not a run folder, metrics\.jsonl missing"),
+        ("runs", r"runs are inside it: give them by name, for example .*first"),
+        ("runs/first/metrics.jsonl", r"a file was given; expected a run's folder, here perhaps .*first$"),
+        ("damaged", r"environment\.json: damaged"),
+        ("wrong", r"config\.yaml: rounds: 'many' was given"),
+    ],
+)
+def test_what_is_no_run_folder_is_refused_with_the_reason(tmp_path, given, match):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"not a run folder, config\.yaml and metrics\.jsonl missing"):
-        read_run(tmp_path / "empty")
     (make_run(tmp_path / "half") / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"not a run folder, metrics\.jsonl missing"):
-        read_run(tmp_path / "half")
-
-
-def test_a_folder_of_runs_says_so(tmp_path):
     make_run(tmp_path / "runs" / "first")
-    make_run(tmp_path / "runs" / "second")
-    with pytest.raises(RunError, match=r"runs are inside it: give them by name, for example .*first"):
-        read_run(tmp_path / "runs")
-
-
-def test_a_file_or_nothing_in_place_of_a_folder(tmp_path):
-    with pytest.raises(RunError, match="there is no such folder"):
-        read_run(tmp_path / "absent")
-    run = make_run(tmp_path / "run")
-    with pytest.raises(RunError, match=r"a file was given; expected a run's folder, here perhaps .*run$"):
-        read_run(run / "metrics.jsonl")
-
-
-def test_damaged_files_are_named(tmp_path):
-    with pytest.raises(RunError, match=r"environment\.json: damaged"):
-        read_run(make_run(tmp_path / "a", environment="{"))
-    run = make_run(tmp_path / "b")
-    (run / "config.yaml").write_text("rounds: many\n")
-    with pytest.raises(RunError, match=r"config\.yaml: rounds: 'many' was given"):
-        read_run(run)
+    make_run(tmp_path / "damaged", environment="{")
+    (make_run(tmp_path / "wrong") / "config.yaml").write_text("rounds: many\n")
+    with pytest.raises(RunError, match=match):
+        read_run(tmp_path / given)

@@ -1,12 +1,8 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure.experiments import load
-from feddure.tracking.records import Run
-from feddure.tracking.summary import display_name, duration, labels, percent, summarise
+from feddure.tracking.summary import display_name, duration, percent, signed, summarise
 
 
 def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
@@ -21,17 +17,6 @@ def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
     if ema is not None:
         line["test_ema"] = {"accuracy": ema, "loss": 1.0}
     return line
-
-
-def experiment(**changes):
-    return load(
-        "demo", changes={"method": "fedavg"} | {key.replace("__", "."): value for key, value in changes.items()}
-    )
-
-
-def run(accuracies, name="run", **changes):
-    metrics = [record(number, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
-    return Run(Path(name), experiment(**changes), metrics, [], {}, {})
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
@@ -83,34 +68,9 @@ def test_a_young_run_says_what_its_mean_is_of():
     assert summarise([record(n, 0.5) for n in range(10)]).mean_of == "mean of last 10"
 
 
-def test_unknown_keys_and_missing_ones_do_no_harm():
-    found = summarise([{"round": 1, "bytes_up": 10, "diagnostics": {"drift": [1, 2]}, "test": None}])
-    assert found.rounds == 1
-    assert found.accuracy_last is None
-
-
-def test_a_loss_that_is_null_does_not_hide_the_accuracy():
+def test_records_may_lack_evaluations_or_a_loss():
+    assert summarise([{"round": 1, "diagnostics": {"drift": [1, 2]}, "test": None}]).accuracy_last is None
     assert summarise([{"round": 1, "test": {"accuracy": 0.1, "loss": None}}]).accuracy_last == 0.1
-
-
-def test_labels_say_what_tells_runs_apart_and_no_more():
-    assert labels([experiment(method="feddure")]) == ["FedDure"]
-    assert labels([experiment(seed=0), experiment(seed=1)]) == ["FedAvg*, seed 0", "FedAvg*, seed 1"]
-    methods = [experiment(method="feddure"), experiment(method="fedavg-fixmatch")]
-    assert labels(methods) == ["FedDure", "FedAvg-FixMatch"]
-    grid = [experiment(method=m, seed=s, rounds=40 + s) for m in ("feddure", "fedavg") for s in (0, 1)]
-    assert labels(grid) == ["FedDure, seed 0", "FedDure, seed 1", "FedAvg*, seed 0", "FedAvg*, seed 1"]
-    assert labels([experiment(), experiment(server__ema=0.9)]) == [
-        "FedAvg*, no server.ema",
-        "FedAvg*, server.ema 0.9",
-    ]
-
-
-def test_labels_are_never_equal():
-    same = [experiment(), experiment()]
-    assert labels(same, ["morning", "evening"]) == ["FedAvg* (morning)", "FedAvg* (evening)"]
-    assert labels(same, ["x", "x"]) == ["FedAvg* (run 1)", "FedAvg* (run 2)"]
-    assert labels(same) == ["FedAvg* (run 1)", "FedAvg* (run 2)"]
 
 
 @pytest.mark.parametrize(
@@ -124,4 +84,6 @@ def test_durations_as_people_write_them(seconds, text):
 def test_names_as_people_write_them():
     assert display_name("fedprox-uda") == "FedProx-UDA"
     assert display_name("my.package:Method") == "my.package:Method"
+    assert [display_name(name) for name in ("cifar10", "resnet9-slim")] == ["CIFAR-10", "ResNet-9 slim"]
     assert percent(0.669) == "66.90\u202f%"
+    assert [signed(value) for value in (1.25, -1.26, -0.04, 0.0)] == ["+1.2", "−1.3", "0.0", "0.0"]

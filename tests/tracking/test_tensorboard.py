@@ -23,21 +23,16 @@ def write(folder, rounds, **options):
     board.close()
 
 
-def curve(folder, tag):
+def curves(folder):
     events = EventAccumulator(str(folder))
     events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
-def tags(folder):
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return set(events.Tags()["scalars"])
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_every_number_of_a_record_makes_a_curve(tmp_path):
     write(tmp_path, [1, 2], classes=("shirt", "T-shirt/top"))
-    assert tags(tmp_path) == {
+    found = curves(tmp_path)
+    assert found.keys() == {
         "test/accuracy",
         "test/loss",
         "test_per_class/shirt",
@@ -45,15 +40,16 @@ def test_every_number_of_a_record_makes_a_curve(tmp_path):
         "train/loss",
         "seconds",
     }
-    assert curve(tmp_path, "train/loss") == [(1, 1.0), (2, 0.5)]
-    assert curve(tmp_path, "test_per_class/T-shirt/top") == [(1, 0.75), (2, 0.75)]
+    assert found["train/loss"] == [(1, 1.0), (2, 0.5)]
+    assert found["test_per_class/T-shirt/top"] == [(1, 0.75), (2, 0.75)]
 
 
 def test_a_resumed_run_replaces_the_rounds_it_runs_again(tmp_path):
     write(tmp_path, [1, 2, 3, 4])
     write(tmp_path, [3, 4, 5])
-    assert [step for step, _ in curve(tmp_path, "test/accuracy")] == [1, 2, 3, 4, 5]
-    assert curve(tmp_path, "test/accuracy")[-1] == (5, 0.5)
+    found = curves(tmp_path)["test/accuracy"]
+    assert [step for step, _ in found] == [1, 2, 3, 4, 5]
+    assert found[-1] == (5, 0.5)
 
 
 def test_closing_without_a_round_leaves_no_file(tmp_path):

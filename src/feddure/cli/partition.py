@@ -92,8 +92,9 @@ def partition(
         # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
         from feddure.reports import partition_figure as bubbles
         from feddure.reports import style
+        from feddure.simulation.runs import summarise_partition
 
-        picture = bubbles.figure(made, images)
+        picture = bubbles.figure(summarise_partition(made, images), images.name)
         make_folder_of(plot, "--plot")
         style.save(picture, plot)
     if out is not None:

@@ -15,6 +15,9 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet9-slim": partial(ResNet9, width=16),
     "cnn": SmallCNN,
 }
+TITLES = {"resnet9": "ResNet-9", "resnet9-slim": "ResNet-9 slim", "cnn": "CNN"}
+"""Networks as people write their names."""
+
 _REGISTERED: dict[str, Callable[..., nn.Module]] = {}
 
 

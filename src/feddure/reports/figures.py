@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from feddure.reports import style
-from feddure.reports.diagnostics import LAST_ROUNDS, class_names, known_mean, per_class, running_mean, trace
+from feddure.reports.diagnostics import LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
 from feddure.reports.style import LineStyle
 from feddure.tracking.records import Record
 from feddure.tracking.summary import NOTHING, evaluations
@@ -113,10 +114,10 @@ def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float
         return canvas
 
 
-def over_rounds(rounds: Sequence[int], panels: Mapping[str, np.ndarray], classes: Sequence[str], last: int) -> Figure:
+def over_rounds(panels: Mapping[str, pd.DataFrame], classes: Sequence[str], last: int) -> Figure:
     """Shares of each class as heat maps over the rounds, and beside them the mean of the last ones in per cent.
 
-    A panel is [rounds, classes]; a few rounds go to a cell, grey is none seen.
+    A panel has a row a round and a column a class; a few rounds go to a cell, grey is none seen.
     """
     with style.applied():
         canvas = style.new_figure(WIDE, 0.9 + _row(classes) * len(classes))
@@ -124,18 +125,18 @@ def over_rounds(rounds: Sequence[int], panels: Mapping[str, np.ndarray], classes
         for place, (title, values) in enumerate(panels.items(), 1):
             axes = style.bare(canvas.add_subplot(1, len(panels), place, sharey=axes))
             size = -(-len(values) // _MOST_CELLS)
-            cells = np.array([known_mean(values[start : start + size]) for start in range(0, len(values), size)]).T
-            each = (rounds[-1] - rounds[0]) / max(1, len(rounds) - 1) or 1
-            extent = (rounds[0] - each / 2, rounds[0] + each * (size * cells.shape[1] - 0.5), len(cells) - 0.5, -0.5)
-            formats: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
-            shown = axes.imshow(100 * cells, vmin=0, vmax=100, extent=extent, cmap="viridis", **formats)
+            cells = values.groupby(np.arange(len(values)) // size).mean().to_numpy().T
+            first, final = values.index[0], values.index[-1]
+            each = (final - first) / max(1, len(values) - 1) or 1
+            extent = (first - each / 2, first + each * (size * cells.shape[1] - 0.5), len(cells) - 0.5, -0.5)
+            shown = axes.imshow(100 * cells, "viridis", vmin=0, vmax=100, extent=extent, aspect="auto", rasterized=True)
             axes.set_facecolor(style.GRID)
             axes.xaxis.set_major_locator(MaxNLocator(8, steps=_TICKS, integer=True))
             axes.set_xlabel("round")
             axes.set_title(title)
             _name_classes(axes, classes)
             if len(classes) <= _MOST_NAMES:
-                for row, value in enumerate(known_mean(values[-last:])):
+                for row, value in enumerate(values.tail(last).mean()):
                     text = f"{100 * value:.0f}" if np.isfinite(value) else NOTHING
                     where: Any = ("axes fraction", "data")
                     axes.annotate(text, (1.01, row), xycoords=where, va="center", size=8, color=style.MUTED)
@@ -179,22 +180,19 @@ def write_values(axes: Axes, values: np.ndarray, form: str, bold: Any = (), midd
 
 def training(lines: Sequence[Line], leave_out: Sequence[str] = ()) -> Figure | None:
     """Every quantity that the methods recorded while training, each in a small panel; None without any."""
-    recorded = {
-        name: [_recorded(line.metrics, name) for line in lines]
-        for name in dict.fromkeys(name for line in lines for record in line.metrics for name in record.get("train", {}))
-        if name not in leave_out
-    }
-    found = {name: each for name, each in recorded.items() if any(len(rounds) for rounds, _ in each)}
-    if not found:
+    tables = [numbers(line.metrics, "train").drop(columns=list(leave_out), errors="ignore") for line in lines]
+    names = list(dict.fromkeys(str(name) for table in tables for name in table))
+    if not names:
         return None
-    columns = min(3, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
     with style.applied():
         canvas = style.new_figure(WIDE, 2.1 * rows + 0.06 * len(lines))
-        for place, (name, each) in enumerate(found.items(), 1):
+        for place, name in enumerate(names, 1):
             axes = canvas.add_subplot(rows, columns, place)
-            for line, (rounds, values) in zip(lines, each, strict=True):
-                _noisy(axes, rounds, values, line.fmt["color"], linestyle=line.fmt.get("linestyle", "-"))
+            for line, table in zip(lines, tables, strict=True):
+                if name in table:
+                    _noisy(axes, table[name].dropna(), line.fmt)
             axes.set_title(style.short(name.replace("_", " "), _LONGEST_LABEL))
             axes.yaxis.set_major_locator(MaxNLocator(4, steps=_TICKS))
             _rounds(axes, ticks=4)
@@ -205,10 +203,9 @@ def training(lines: Sequence[Line], leave_out: Sequence[str] = ()) -> Figure | N
 
 # --- pseudo labels -----------------------------------------------------------------------------------------
 class Chart(NamedTuple):
-    """A figure of pseudo labels, what its quantity is, and how to read it."""
+    """A figure of pseudo labels, and how to read it."""
 
     figure: Figure
-    quantity: str
     title: str
     reading: str
 
@@ -294,52 +291,40 @@ def pseudo_labels(lines: Sequence[Line], classes: Sequence[str] = ()) -> list[Ch
     for plot in _PLOTS:
         shown = [(line, found) for line, found in traces if plot.solid[0] in found]
         if shown:
-            charts.append(Chart(_against_rounds(plot, shown), plot.solid[0], plot.title, plot.reading))
+            charts.append(Chart(_against_rounds(plot, shown), plot.title, plot.reading))
     sizes = {per_class(line.metrics, "coverage_per_class").shape[1] for line in lines} - {0}
     if len(sizes) == 1:
-        figure = _classes_of_pseudo_labels(lines, class_names(classes, sizes.pop()))
-        charts.append(Chart(figure, "classes", "Pseudo labels by true class", _CLASSES_READING))
+        names = class_names(classes, sizes.pop())
+        tables = {title: [per_class(line.metrics, name) for line in lines] for name, title in _QUANTITIES.items()}
+        if len(lines) == 1:
+            figure = over_rounds({title: one for title, (one,) in tables.items()}, names, LAST_ROUNDS)
+        else:
+            means = {title: [one.tail(LAST_ROUNDS).mean().tolist() for one in each] for title, each in tables.items()}
+            figure = by_class(lines, means, names)
+        charts.append(Chart(figure, "Pseudo labels by true class", _CLASSES_READING))
     return charts
 
 
-def _classes_of_pseudo_labels(lines: Sequence[Line], classes: Sequence[str]) -> Figure:
-    tables = {title: [per_class(line.metrics, name) for line in lines] for name, title in _QUANTITIES.items()}
-    if len(lines) == 1:
-        rounds = [record["round"] for record in lines[0].metrics]
-        return over_rounds(rounds, {title: each[0] for title, each in tables.items()}, classes, LAST_ROUNDS)
-    panels = {title: [known_mean(one[-LAST_ROUNDS:]).tolist() for one in each] for title, each in tables.items()}
-    return by_class(lines, panels, classes)
-
-
-def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, Mapping[str, np.ndarray]]]) -> Figure:
+def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, pd.DataFrame]]) -> Figure:
     with style.applied():
         canvas = style.new_figure(HALF, 2.6 + 0.1 * len(traces))
         axes = canvas.add_subplot()
-        longest = max((found for _, found in traces), key=lambda found: len(found["round"]))
+        longest = max((found for _, found in traces), key=len)
         if len(traces) > 1:
             for line, found in traces:
-                values = plot.scale * found[plot.solid[0]]
-                _noisy(
-                    axes,
-                    found["round"],
-                    values,
-                    line.fmt["color"],
-                    linestyle=line.fmt.get("linestyle", "-"),
-                )
+                _noisy(axes, plot.scale * found[plot.solid[0]], line.fmt)
             style.legend(canvas, *_names([line for line, _ in traces], marker=""))
         else:
-            for (name, label), color, linestyle in (
-                (plot.solid, style.BLUE, "-"),
-                (plot.dashed, style.VERMILION, "--"),
-            ):
-                if name in longest:
-                    _noisy(axes, longest["round"], plot.scale * longest[name], color, label=label, linestyle=linestyle)
+            _noisy(axes, plot.scale * longest[plot.solid[0]], {"color": style.BLUE}, plot.solid[1])
+            if plot.dashed[0] in longest:
+                dashed = {"color": style.VERMILION, "linestyle": "--"}
+                _noisy(axes, plot.scale * longest[plot.dashed[0]], dashed, plot.dashed[1])
             low, high, label = plot.band
             if low in longest:
-                axes.fill_between(longest["round"], longest[low], longest[high], alpha=0.18, linewidth=0, label=label)
+                axes.fill_between(longest.index, longest[low], longest[high], alpha=0.18, linewidth=0, label=label)
         if plot.dotted[0] in longest:
             level = plot.scale * running_mean(longest[plot.dotted[0]])
-            axes.plot(longest["round"], level, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
+            axes.plot(level, ":", color=style.INK, linewidth=1.2, label=plot.dotted[1])
         if len(traces) == 1:
             style.legend(canvas, *reversed(axes.get_legend_handles_labels()))
         ends = [*axes.get_ylim(), *plot.shows]
@@ -350,16 +335,9 @@ def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, Mapping[str, np.nd
         return canvas
 
 
-def _noisy(axes: Axes, rounds: np.ndarray, values: np.ndarray, color: str, **strong: Any) -> None:
-    axes.plot(rounds, values, color=color, linewidth=0.7, alpha=0.35)
-    axes.plot(rounds, running_mean(values), color=color, **strong)
-
-
-def _recorded(metrics: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds and values of a quantity; rounds without it, or with null, are left out."""
-    points = [(record["round"], record.get("train", {}).get(name)) for record in metrics]
-    points = [(number, value) for number, value in points if isinstance(value, int | float)]
-    return np.array([number for number, _ in points]), np.array([value for _, value in points], dtype=float)
+def _noisy(axes: Axes, values: pd.Series, fmt: LineStyle, label: str = "") -> None:
+    axes.plot(values, color=fmt["color"], linewidth=0.7, alpha=0.35)
+    axes.plot(running_mean(values), color=fmt["color"], linestyle=fmt.get("linestyle", "-"), label=label)
 
 
 def _rounds(axes: Axes, ticks: int) -> None:

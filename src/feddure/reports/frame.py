@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 from scipy.stats import t as student
@@ -23,7 +23,7 @@ from feddure.files import write_whole
 from feddure.reports.diagnostics import last_means, trace
 from feddure.tracking import summary
 from feddure.tracking.records import Run
-from feddure.tracking.summary import LAST, evaluations, summarise
+from feddure.tracking.summary import LAST, evaluations, signed, summarise
 
 CONFIDENCE = 0.95
 
@@ -46,29 +46,8 @@ RESULTS = (
 """Columns of results.csv."""
 
 
-class Cell(Protocol):
-    """What a frame reads of a grid's cell."""
-
-    @property
-    def hash(self) -> str: ...
-    @property
-    def study(self) -> str: ...
-    @property
-    def preset(self) -> str: ...
-    @property
-    def experiment(self) -> Experiment: ...
-    @property
-    def options(self) -> str: ...
-
-
-class Store(Protocol):
-    """Where a grid's measurements are found."""
-
-    def find(self, cell: Any, /) -> Any: ...
-
-
-def of_cells(cells: Iterable[Cell], store: Store, failed: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A row for each cell; `failed` says why cells could not be measured, by their hashes."""
+def of_cells(cells: Iterable[Any], store: Any, failed: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """A row for each cell of a grid's store (`studies.grid`); `failed` has reasons by cells' hashes."""
     rows = []
     for cell in cells:
         row = _place(cell.experiment) | {"labels": labels(cell.experiment), "cell": cell.hash}
@@ -77,8 +56,8 @@ def of_cells(cells: Iterable[Cell], store: Store, failed: Mapping[str, str] | No
         if found is None:
             row["failed"] = (failed or {}).get(cell.hash, "")
         else:
-            row |= {name: getattr(found, name) for name in ("rounds", "local_steps", "seconds", "left_out")}
-            row |= {name: getattr(found, name) for name in ("diagnostics", "environment")}
+            same = ("rounds", "local_steps", "seconds", "left_out", "diagnostics", "environment")
+            row |= {name: getattr(found, name) for name in same}
             row |= {name: _per_cent(getattr(found, name)) for name in COLUMNS if name.startswith("accuracy_")}
             row["curve"] = [(number, 100 * share, _per_cent(averaged)) for number, share, averaged in found.curve]
             row |= {f"bytes_{way}": size * found.rounds for way, size in found.bytes_per_round.items()}
@@ -108,10 +87,11 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "left_out": found.left_out / max(1, updates),
                 "cell": experiments.fingerprint(e)[:16],
                 "curve": curve,
-                "diagnostics": {name: one for name, one in last_means(trace(run.metrics)).items() if name != "round"},
+                "bytes_up": _bytes(run, "up"),
+                "bytes_down": _bytes(run, "down"),
+                "diagnostics": last_means(trace(run.metrics)),
                 "environment": run.environment,
             }
-            | {f"bytes_{way}": _bytes(run, way) for way in ("up", "down")}
         )
     return _frame(rows)
 
@@ -186,8 +166,7 @@ class Difference:
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """Ours − theirs on the seeds that both have, by Student's t; None where they share none."""
-    seeds = sorted(set(ours.keys()) & set(theirs.keys()))
-    differences = [float(ours[seed]) - float(theirs[seed]) for seed in seeds]
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not differences:
         return None
     mean, n = statistics.fmean(differences), len(differences)
@@ -222,12 +201,6 @@ def provenance(rows: pd.DataFrame) -> list[str]:
     more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
     commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
     return [f"Measured on {', '.join(hardware)} with {', '.join(versions)}{commit}."] if about else []
-
-
-def signed(value: float, digits: int = 1) -> str:
-    """Points with their sign; what rounds to zero has none."""
-    text = f"{value:+.{digits}f}"
-    return (text[1:] if not text.strip("+-0.") else text).replace("-", "−")
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:

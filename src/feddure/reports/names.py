@@ -1,12 +1,33 @@
-"""What the fields and values of experiments are called in tables and figures."""
+"""What experiments, their fields and their values are called in tables and figures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feddure import experiments
+from feddure.config import Experiment
 from feddure.tracking.summary import display_name
 
 _NAMES = ("method", "dataset", "model")
 """Fields whose values are names that say by themselves what they are."""
+
+_FIRST = ("method", "dataset", "partition.setting", "partition.gamma", "model", "local_steps", "seed")
+"""Fields that tell runs apart at a glance; any other may follow."""
+
+
+def labels(shown: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
+    """A short name for each experiment: what tells it apart, and for equal ones their `names` or numbers."""
+    trees = [experiments.flat(experiment) for experiment in shown]
+    different = [key for key in experiments.differences(shown) if key not in ignore] if shown else []
+    # Where nothing else names the method, a single one still does.
+    chosen = ["method"] if len({tree["method"] for tree in trees}) == 1 else []
+    found = [combination("", {key: tree[key] for key in chosen}) for tree in trees]
+    for key in sorted(different, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST)):
+        longer = [combination("", {key: tree[key] for key in [*chosen, key]}) for tree in trees]
+        if len(set(longer)) > len(set(found)):  # else the name would only be longer
+            chosen, found = [*chosen, key], longer
+    endings = names if len(set(names)) == len(trees) else [f"run {number}" for number in range(1, len(trees) + 1)]
+    twice = {label for label in found if found.count(label) > 1}
+    return [f"{label} ({ending})" if label in twice else label for label, ending in zip(found, endings, strict=True)]
 
 
 def combination(case: str, values: Mapping[str, Any]) -> str:
@@ -36,6 +57,12 @@ def axis(key: str) -> str:
     section, _, name = key.rpartition(".")
     name = name.replace("_", " ")
     return name if section in ("", "partition", "optimizer", "options") else f"{section} {name}"
+
+
+def listed(names: Sequence[str], most: int = 8, comma: str = ", ") -> str:
+    """Names as a sentence lists them: a, b and c, or a, b and 3 more."""
+    first = [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
+    return " and ".join([*filter(None, [comma.join(first[:-1])]), *first[-1:]])
 
 
 def data_size(count: float) -> str:

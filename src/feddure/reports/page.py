@@ -6,9 +6,9 @@ other pages extend `page.html.j2`.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -20,7 +20,8 @@ from feddure.version import VERSION
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
 
 
-class Picture(NamedTuple):
+@dataclass(frozen=True)
+class Picture:
     """A figure as the page embeds it, and how to read it."""
 
     source: str  # a data URI
@@ -30,12 +31,9 @@ class Picture(NamedTuple):
     caption: str = ""
     reading: str = ""
 
-    @property
-    def part(self) -> str:
-        return "picture"
 
-
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """Column names, and rows whose first cell names them; `marked` rows are highlighted."""
 
     columns: list[str]
@@ -44,10 +42,6 @@ class Table(NamedTuple):
     numbers_from: int = 99  # columns from here on are aligned to the right
     formats: Sequence[style.LineStyle | None] = ()  # of the rows' lines in figures
     kind: str = "runs"  # or fields, of a configuration, or prose, of sentences
-
-    @property
-    def part(self) -> str:
-        return "table"
 
     @property
     def swatches(self) -> list[tuple[str, str] | None]:
@@ -61,7 +55,6 @@ class Text:
 
     text: str
     kind: str = "above"
-    part: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,6 @@ class Code:
     """Text for a terminal or a file."""
 
     text: str
-    part: ClassVar[str] = "code"
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,6 @@ class Files:
 
     text: str
     files: dict[str, str]
-    part: ClassVar[str] = "files"
 
     def links(self) -> list[tuple[str, str]]:
         """Names and data URIs."""
@@ -92,16 +83,15 @@ class Group:
     parts: Sequence[Any]
     summary: str = ""
     opened: bool = False
-    part: ClassVar[str] = "group"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it; a part without content is left out."""
+    """A heading with what stands below it."""
 
     heading: str
     text: str = ""
-    parts: Sequence[Any] = field(default_factory=list)
+    parts: Sequence[Any] = ()
 
 
 def page(
@@ -114,16 +104,8 @@ def page(
     footer: Sequence[str] = (),
 ) -> str:
     """A page as HTML: `lead` has paragraphs with what they are about, `cards` (what, value, note)."""
-    return render(
-        "page.html.j2",
-        kicker=kicker,
-        title=title,
-        lead=lead,
-        sections=sections,
-        notes=notes,
-        cards=cards,
-        footer=footer,
-    )
+    about = {"kicker": kicker, "title": title, "lead": lead, "notes": notes, "cards": cards, "footer": footer}
+    return render("page.html.j2", sections=sections, **about)
 
 
 def render(template: str, **content: Any) -> str:
@@ -146,9 +128,10 @@ def table(frame: pd.DataFrame, **about: Any) -> Table:
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("feddure.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    loader = jinja2.PackageLoader("feddure.reports")
+    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters["kind"] = lambda part: type(part).__name__
+    return made
 
 
 def _encoded(content: bytes) -> str:

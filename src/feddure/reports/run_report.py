@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from feddure import experiments, methods
 from feddure.config import Experiment
@@ -15,8 +15,9 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, style
 from feddure.reports.figures import Line
-from feddure.reports.names import data_size
-from feddure.reports.page import Code, Files, Group, Picture, Section, Table, Text, embed, page
+from feddure.reports.names import axis, data_size, listed
+from feddure.reports.names import labels as labels_of
+from feddure.reports.page import Code, Files, Group, Section, Table, Text, embed, page, table
 from feddure.reports.participation import participation
 from feddure.tracking import summary
 from feddure.tracking.records import Run, read_run
@@ -52,7 +53,7 @@ def write_report(run_folders: Sequence[Path], out: Path, opening: Sequence[Secti
 def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
     """The report as HTML."""
     summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
-    labels = summary.labels([run.experiment for run in runs], [run.name for run in runs])
+    labels = labels_of([run.experiment for run in runs], [run.name for run in runs])
     formats = style.run_line_styles(run.experiment.method for run in runs)
     lines = [Line(label, run.metrics, fmt) for label, run, fmt in zip(labels, runs, formats, strict=True)]
     one_a_method = len({run.experiment.method for run in runs}) == len(runs)
@@ -82,8 +83,7 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
 def _title(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(methods.title(run.experiment.method) for run in runs))
     datasets = list(dict.fromkeys(display_name(run.experiment.dataset) for run in runs))
-    subject = _listed(names) if len(names) <= 3 else f"{len(names)} methods"
-    text = f"{subject} on {_listed(datasets) if len(datasets) <= 3 else f'{len(datasets)} data sets'}"
+    text = f"{listed(names, 4)} on {listed(datasets, 4)}"
     return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
 
 
@@ -107,7 +107,7 @@ def _in_words(runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) == 1:
         yield f"Seed: {experiment.seed}."
     elif apart:
-        yield f"The runs differ in {_listed([summary.field_name(key) for key in apart], most=5)}."
+        yield f"The runs differ in {listed([axis(key) for key in apart], most=5)}."
 
 
 def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
@@ -127,7 +127,7 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
             kind = "Updates of sites left out, see Sites" if participation(run) else "Updates left out, not finite"
             note(run, kind, f"{found.left_out:,} of {updates:,}")
-    return [f"{kind}: {'; '.join(_first(found, most=4))}." for kind, found in notes.items()]
+    return [f"{kind}: {listed(found, 4, '; ')}." for kind, found in notes.items()]
 
 
 def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
@@ -161,7 +161,7 @@ def _runs(
     accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
     if any(found.accuracy_ema_last is not None for found in summaries):
         accuracies["averaged model"] = "accuracy_ema_last10"
-    columns = ["run", "method", *map(summary.field_name, fields), "rounds", *accuracies]
+    columns = ["run", "method", *map(axis, fields), "rounds", *accuracies]
     columns += ["local steps", "per client", "time"]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
@@ -193,12 +193,12 @@ def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
     for run in runs:
         tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
         groups.setdefault(repr(tree), []).append(run)
-    labels = summary.labels([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
+    labels = labels_of([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
     rows = []
     for label, group in zip(labels, groups.values(), strict=True):
         found = frame.measured(frame.of_runs(group))
         if len(found) == len(group) == found["seed"].nunique() > 1:
-            seeds = ", ".join(_first([str(seed) for seed in sorted(found["seed"])], 6))
+            seeds = ", ".join(map(str, sorted(found["seed"])))
             spreads = [frame.mean_sd(found[f"accuracy_{which}"]) for which in ("last", "last10")]
             rows.append([label, seeds, *map(str, spreads)])
     return rows
@@ -221,33 +221,25 @@ def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     """Which classes the last model knows, where all runs have the same ones, and which it confuses."""
     shares = [summary.evaluations(run.metrics, "per_class") for run in runs]
     names = {_class_names(run) for run, found in zip(runs, shares, strict=True) if found}
-    pictures: list[Picture] = []
-    history: list[Picture] = []
+    parts: list[Any] = []
     if len(names) == 1:
         (classes,) = names
-        last = [found[-1][1] if found else [] for found in shares]
-        title = "Accuracy of each class, %, last evaluation"
-        pictures.append(embed(figures.by_class(lines, {title: last}, classes), "Accuracy of each class"))
-        if len(runs) == 1:
-            rounds, values = zip(*shares[0], strict=True)
-            title = "Accuracy of each class over the rounds"
-            history.append(
-                embed(figures.over_rounds(rounds, {title: np.array(values, dtype=float)}, classes, 1), title)
-            )
+        last = {"Accuracy of each class, %, last evaluation": [found[-1][1] if found else [] for found in shares]}
+        parts.append(embed(figures.by_class(lines, last, classes), "Accuracy of each class"))
     confusions = []
     for run, line in zip(runs, lines, strict=True):
         for number, counts in summary.evaluations(run.metrics, "confusion")[-1:]:
             alt = f"Confusion matrix of {line.label} at round {number}"
             drawn = figures.confusion(counts, _class_names(run))
             confusions.append(embed(drawn, alt, line.label if len(runs) > 1 else ""))
-    parts: list[Any]
-    if len(runs) == 1:
-        parts = [Group([*pictures, *confusions]), *history]
-    else:
-        folded = Group([Group(confusions)], "Confusion matrix of each run", opened=len(confusions) <= 4)
-        parts = [*pictures, *([folded] if confusions else [])]
+    if len(runs) == 1 and parts:
+        title = "Accuracy of each class over the rounds"
+        values = pd.DataFrame(dict(shares[0])).T
+        parts = [Group([*parts, *confusions]), embed(figures.over_rounds({title: values}, classes, 1), title)]
+    elif confusions:
+        parts.append(Group([Group(confusions)], "Confusion matrix of each run", opened=len(confusions) <= 4))
     text = "Which classes the model of the last evaluation knows, and which it confuses."
-    return [Section("Classes", text, parts)] if pictures or confusions else []
+    return [Section("Classes", text, parts)] if parts else []
 
 
 def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
@@ -257,12 +249,11 @@ def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     charts = figures.pseudo_labels(lines, classes)
     sections = []
     if charts:
-        columns, rows = diagnostics.table({line.label: line.metrics for line in lines})
-        formats = [line.fmt for line in lines if line.label in rows]
-        cells = [[label, *found] for label, found in rows.items()]
+        rows = diagnostics.table({line.label: line.metrics for line in lines})
+        formats = [line.fmt for line in lines if line.label in set(rows["run"])] if len(runs) > 1 else ()
         pictures = [embed(chart.figure, chart.title, chart.title, chart.reading) for chart in charts]
         parts = [
-            Table(["run", *columns], cells, numbers_from=1, formats=formats if len(runs) > 1 else ()),
+            table(rows, numbers_from=1, formats=formats),
             Group([one for one in pictures if one.width <= 700]),
             *(one for one in pictures if one.width > 700),
         ]
@@ -295,7 +286,7 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
         facts = f"{labelled} labelled and {unlabelled} unlabelled images in the mean client."
         facts += f" {moved:,} images were moved so that no client has too few." if moved else ""
         facts += f" SHA-256 {partition['sha256'][:16]}…" if "sha256" in partition else ""
-        drawn = partition_figure.of_counts(partition, display_name(runs[places[0]].experiment.dataset))
+        drawn = partition_figure.figure(partition, display_name(runs[places[0]].experiment.dataset))
         caption = "; ".join(labels[place] for place in places) if len(users) > 1 else ""
         alt = "Number of labelled and unlabelled images of each class on each client"
         parts += [embed(drawn, alt, caption), Text(facts, "fact")]
@@ -331,15 +322,10 @@ def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     shown = [run.experiment for run in runs]
     trees = [experiments.flat(experiment) for experiment in shown]
     marked = experiments.differences(shown if several else [Experiment(), *shown])
-    every = [
-        [
-            row.key,
-            "(differs)" if several and row.key in marked else _shown(trees[0][row.key]),
-            row.default or NOTHING,
-            row.meaning.replace("`", ""),
-        ]
-        for row in experiments.fields()
-    ]
+    every = []
+    for field in experiments.fields():
+        value = "(differs)" if several and field.key in marked else _shown(trees[0][field.key])
+        every.append([field.key, value, field.default or NOTHING, field.meaning.replace("`", "")])
     columns = ["field", "value", "default", "meaning"]
     if several:
         rows = [[line.label, *(_shown(tree[key]) for key in marked)] for line, tree in zip(lines, trees, strict=True)]
@@ -364,10 +350,8 @@ def _environment(runs: Sequence[Run]) -> list[Section]:
 def _again(runs: Sequence[Run]) -> Section:
     single = len(runs) == 1
     files = {"config.yaml" if single else f"{run.name}.yaml": experiments.to_yaml(run.experiment) for run in runs}
-    parts: list[Any] = [
-        Code("\n".join(f"feddure run --config {name}" for name in files)),
-        Files("Save from this page:", files),
-    ]
+    commands = "\n".join(f"feddure run --config {name}" for name in files)
+    parts: list[Any] = [Code(commands), Files("Save from this page:", files)]
     parts += [Group([Code(files["config.yaml"])], "config.yaml")] if single else []
     return Section("Run it again", "The configuration and the data set determine every number above.", parts)
 
@@ -380,14 +364,3 @@ def _class_names(run: Run) -> tuple[str, ...]:
 
 def _shown(value: Any) -> str:
     return NOTHING if value in (None, "", {}) else str(value)
-
-
-def _first(names: Sequence[str], most: int) -> list[str]:
-    """The first few names, and how many more there are."""
-    return [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    """Names as a sentence lists them: a, b and c."""
-    names = _first(names, most)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

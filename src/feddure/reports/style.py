@@ -69,6 +69,7 @@ _SETTINGS: dict[str, Any] = {
     "figure.titlesize": 11,
     "figure.titleweight": "bold",
     "grid.color": GRID,
+    "image.interpolation": "nearest",
     "grid.linewidth": 0.7,
     "xtick.color": MUTED,
     "ytick.color": MUTED,

@@ -1,6 +1,6 @@
 """What a comparison says: a row for each method, its difference from the reference seed by seed, and the page."""
 
-import statistics
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,16 +41,13 @@ class View:
     @cached_property
     def differences(self) -> dict[tuple[str, str], Difference]:
         """How much more accurate than the reference, by method and accuracy; none where the reference is not there."""
-        accuracies = {
-            (m, a): frame.by_seed(self._of(m), f"accuracy_{a}") for m in self.plan.methods for a in ACCURACIES
-        }
-        against = self.plan.against
-        found = {
-            (method, which): frame.paired(values, accuracies[against, which])
-            for (method, which), values in accuracies.items()
-            if against in self.plan.methods and method != against
-        }
-        return {place: difference for place, difference in found.items() if difference is not None}
+        found = {}
+        for method, which in itertools.product(self.plan.methods, ACCURACIES):
+            ours, theirs = (frame.by_seed(self._of(name), f"accuracy_{which}") for name in (method, self.plan.against))
+            difference = frame.paired(ours, theirs)
+            if method != self.plan.against and difference is not None:
+                found[method, which] = difference
+        return found
 
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
@@ -130,21 +127,12 @@ class View:
             lines.append(line | {"failed": ""})
         lines += [{"method": method, "failed": problem.reason} for method, problem in self.failed.items()]
         frame.write_csv(folder / TABLE_FILE, pd.DataFrame(lines, dtype=object))
-        columns = [
-            "method",
-            "against",
-            "accuracy",
-            "seeds",
-            "difference_mean",
-            "interval_low",
-            "interval_high",
-            "verdict",
-        ]
+        columns = ["method", "against", "accuracy", "seeds", "difference_mean", "interval_low", "interval_high"]
         pairs = [
             [method, self.plan.against, which, d.n, _share(d.mean), _share(d.low), _share(d.high), d.verdict]
             for (method, which), d in self.differences.items()
         ]
-        frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=columns))
+        frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
 
 
 def write(folder: Path, view: View) -> Path:
@@ -168,12 +156,11 @@ def mean_curves(view: View) -> figures.Figure:
     formats = style.line_styles((method, "") for method in view.plan.methods)
     found = []
     for method in view.plan.methods:
-        seeds: dict[int, list[float]] = {}
-        for curve in view._of(method)["curve"]:
-            for number_of_round, accuracy, _ in curve:
-                seeds.setdefault(number_of_round, []).append(accuracy)
-        mean = [(rounds, statistics.fmean(values)) for rounds, values in seeds.items()]
-        band = [(min(values), max(values)) for values in seeds.values()]
+        points = [(rounds, accuracy) for curve in view._of(method)["curve"] for rounds, accuracy, _ in curve]
+        seeds = pd.DataFrame(points, columns=["round", "accuracy"]).groupby("round", as_index=False)
+        accuracy = seeds["accuracy"].agg(["mean", "min", "max"])
+        mean = list(zip(accuracy["round"], accuracy["mean"], strict=True))
+        band = list(zip(accuracy["min"], accuracy["max"], strict=True))
         found.append(Curve(known_methods.title(method), formats[method, ""], mean, band=band))
     return figures.curves(found, "Test accuracy, %, mean over seeds; bands reach from the lowest seed to the highest")
 

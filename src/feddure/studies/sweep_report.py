@@ -27,7 +27,6 @@ from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
-_MOST_NAMED = 8  # missing cells that are named one by one
 _MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
 _MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
@@ -46,6 +45,10 @@ class Row:
     @cached_property
     def measured(self) -> pd.DataFrame:
         return frame.measured(self.runs)
+
+    @property
+    def missing(self) -> pd.DataFrame:
+        return self.runs.drop(self.measured.index)
 
     @cached_property
     def last10(self) -> Spread | None:
@@ -81,15 +84,12 @@ class Leaderboard:
 
     title: str  # what the data are; empty where the sweep has a single leaderboard
     axes: tuple[str, ...]
+    cases: bool  # whether its rows are of different cases
     rows: list[Row]
 
     @cached_property
     def runs(self) -> pd.DataFrame:
         return pd.concat([row.runs for row in self.rows])
-
-    @property
-    def cases(self) -> bool:
-        return any(row.point.case for row in self.rows)
 
     @property
     def numbers_from(self) -> int:
@@ -98,23 +98,19 @@ class Leaderboard:
 
     def verdict(self) -> str:
         """Whether the best differs from the second by more than chance, in a sentence."""
-        rows, ranked = self.rows, [row for row in self.rows if row.ranked]
+        ranked = [row for row in self.rows if row.ranked]
         if not ranked:
-            return "All that is measured diverged." if any(row.last10 for row in rows) else "Nothing is measured yet."
-        if len(rows) == 1:
-            return f"{ranked[0].point.name} is the only combination."
+            diverged = any(row.diverged for row in self.rows)
+            return "All that is measured diverged." if diverged else "Nothing is measured yet."
         if len(ranked) == 1:
-            return f"Only {ranked[0].point.name} is measured{' and did not diverge' if rows[1].diverged else ''}."
+            return f"Only {ranked[0].point.name} can be ranked."
         best, second = ranked[:2]
         found = best.against(second)
-        both = f"{best.point.name} over {second.point.name}"
         if found is None:
-            return f"{both}: no seed is measured for both, so nothing can be said."
-        lead = f"{both}: {signed(found.mean, 2)} points on the same {_seeds(found.n)}"
-        if not found.interval:
-            return f"{lead}; {'one seed cannot tell whether that is chance' if found.n < 2 else found.verdict}."
-        told = "more than chance between these two" if found.above else "no difference can be told"
-        return f"{lead}, 95 % interval {found.interval}: {told}."
+            return f"{best.point.name} over {second.point.name}: no seed is measured for both, so nothing can be said."
+        interval = f", 95 % interval {found.interval}" if found.interval else ""
+        lead = f"{best.point.name} over {second.point.name}: {signed(found.mean, 2)} points on the same"
+        return f"{lead} {_seeds(found.n)}{interval}: {found.verdict}."
 
     def table(self, brief: bool = False) -> pd.DataFrame:
         """As people read it: the place, what was varied, what was found; `brief` fits a terminal."""
@@ -125,6 +121,7 @@ class Leaderboard:
             found = row.against(self.rows[0]) if place > 1 else None
             values = [names.shown(key, row.point.values[key]) for key in self.axes]
             done, wanted = len(row.measured), len(row.runs)
+            steps, seconds = mean_sd(row.runs["local_steps"]), mean_sd(row.runs["seconds"])
             lines.append(
                 [
                     place if row.ranked else NOTHING,
@@ -132,8 +129,8 @@ class Leaderboard:
                     row.result,
                     mean_sd(row.runs["accuracy_last"]) or NOTHING,
                     f"{done}" if done == wanted else f"{done} of {wanted}",
-                    number(_mean(row, "local_steps"), 1),
-                    duration(_mean(row, "seconds")),
+                    number(steps.mean if steps else None, 1),
+                    duration(seconds.mean if seconds else None),
                     signed(found.mean, 2) if found else "",
                     found.interval if found else "",
                 ]
@@ -148,37 +145,30 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
     Combinations are ordered by their mean accuracy over seeds; then comes what diverged, then what is not measured.
     """
     found = []
-    for title, axes, points in divide(sweep):
+    for title, axes, cases, points in divide(sweep):
         rows = [Row(point, frame.of_cells(point.cells, store, failed)) for point in points]
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
-        found.append(Leaderboard(title, axes, rows))
+        found.append(Leaderboard(title, axes, cases, rows))
     return found
 
 
 def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
     """What the columns are, and what not to read into them; said once for all leaderboards."""
-    apart = (
-        ", each leaderboard on its own because accuracies on different data cannot be compared"
-        if len(found) > 1
-        else ""
-    )
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
-    lost = [
-        f"{row.point.name} {100 * row.left_out:.0f} %"
-        for leaderboard in found
-        for row in leaderboard.rows
-        if row.left_out
-    ]
-    left_out = (
-        f" Updates of clients that were not finite were left out, in the worst seed of {_listed(lost)}: what lost more "
-        "than half of them diverged and has no place."
-    )
-    return (
-        f"Ordered by test accuracy in %, {frame.mean_of(_every(found), spelled_out=True)}{spread}{apart}. Steps: local "
+    if len(found) > 1:
+        spread += ", each leaderboard on its own because accuracies on different data cannot be compared"
+    text = (
+        f"Ordered by test accuracy in %, {frame.mean_of(_every(found), spelled_out=True)}{spread}. Steps: local "
         "ones per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is "
         "by Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
-        f"new seeds before you rely on its lead.{left_out if lost else ''}"
+        "new seeds before you rely on its lead."
     )
+    rows = [row for leaderboard in found for row in leaderboard.rows]
+    lost = [f"{row.point.name} {100 * row.left_out:.0f} %" for row in rows if row.left_out]
+    if lost:
+        text += " Updates of clients that were not finite were left out, in the worst seed of "
+        text += f"{names.listed(lost, comma='; ')}: what lost more than half of them diverged and has no place."
+    return text
 
 
 def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
@@ -203,42 +193,42 @@ def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -
 
 
 # --- problems ----------------------------------------------------------------------------------------------
-def divide(sweep: Sweep) -> list[tuple[str, tuple[str, ...], list[Point]]]:
-    """Title, axes and combinations of each problem; a single one where no problem has two combinations to rank."""
+def divide(sweep: Sweep) -> list[tuple[str, tuple[str, ...], bool, list[Point]]]:
+    """Title, axes, whether cases differ, and combinations of each problem.
+
+    There is a single one where no problem has two combinations to rank.
+    """
     groups: dict[str, list[Point]] = {}
     for point in sweep.points:
         groups.setdefault(repr(_problem(point)), []).append(point)
+    cases = any(point.case for point in sweep.points)
     if len(groups) == 1 or all(len(group) == 1 for group in groups.values()):
-        return [("", sweep.axes, list(sweep.points))]
+        return [("", sweep.axes, cases, list(sweep.points))]
     every = [_fields(point) for point in sweep.points]
     by_case = [key for key in every[0] if key not in sweep.axes and any(one[key] != every[0][key] for one in every)]
     # A case that says what its data are stands in the title rather than in the rows.
-    cases: dict[str, set[str]] = {}
+    meant: dict[str, set[str]] = {}
     for point in sweep.points:
-        cases.setdefault(repr([_problem(point)[key] for key in by_case]), set()).add(point.case)
-    named = bool(by_case) and all(len(found) == 1 for found in cases.values())
-    return [_divided(sweep, group, by_case, named) for group in groups.values()]
-
-
-def _divided(
-    sweep: Sweep, group: Sequence[Point], by_case: Sequence[str], named: bool
-) -> tuple[str, tuple[str, ...], list[Point]]:
-    first = group[0]
-    fixed = [key for key in sweep.axes if _is_problem(key) and all(p.values[key] == first.values[key] for p in group)]
-    axes = tuple(key for key in sweep.axes if key not in fixed)
-    parts = [names.part(key, first.values[key]) for key in fixed]
-    if named:
-        parts.append(first.case)
-    else:
+        meant.setdefault(repr([_problem(point)[key] for key in by_case]), set()).add(point.case)
+    in_title = bool(by_case) and all(len(found) == 1 for found in meant.values())
+    found = []
+    for group in groups.values():
+        first = group[0]
+        axes = tuple(key for key in sweep.axes if not _is_problem(key) or _differs(group, key))
+        parts = [names.part(key, first.values[key]) for key in sweep.axes if key not in axes]
         there = {key: _problem(first)[key] for key in by_case}
-        parts += [names.part(key, value) for key, value in there.items() if value is not None]
-        parts = parts or [names.part(key, value) for key, value in there.items()]
-    points = []
-    for point in group:
-        case = "" if named else point.case
-        name = names.combination(case, {key: point.values[key] for key in axes})
-        points.append(replace(point, name=name or point.name, case=case))
-    return ", ".join(parts), axes, points
+        known = {key: value for key, value in there.items() if value is not None}
+        parts += [first.case] if in_title else [names.part(key, value) for key, value in (known or there).items()]
+        points = []
+        for point in group:
+            name = names.combination("" if in_title else point.case, {key: point.values[key] for key in axes})
+            points.append(replace(point, name=name or point.name))
+        found.append((", ".join(parts), axes, cases and not in_title, points))
+    return found
+
+
+def _differs(group: Sequence[Point], key: str) -> bool:
+    return any(point.values[key] != group[0].values[key] for point in group)
 
 
 def _problem(point: Point) -> Changes:
@@ -258,26 +248,22 @@ def _is_problem(key: str) -> bool:
 # --- files -------------------------------------------------------------------------------------------------
 def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
     """All leaderboards as numbers; accuracies and differences in per cent, as in results.csv."""
-    whole = {point.cells[0].hash: point for point in sweep.points}  # with a case that is in a title
     lines = []
     for leaderboard in found:
         for place, row in enumerate(leaderboard.rows, 1):
-            point = whole[row.point.cells[0].hash]
             line: dict[str, Any] = {"problem": leaderboard.title, "place": place if row.ranked else ""}
-            line |= {"case": point.case} if any(one.case for one in sweep.points) else {}
-            line |= {key: point.values[key] for key in sweep.axes}
-            missing = row.runs[row.runs["accuracy_last10"].isna()]
+            line |= {"case": row.point.case} if any(point.case for point in sweep.points) else {}
+            line |= {key: row.point.values[key] for key in sweep.axes}
             line["seeds_measured"] = " ".join(map(str, row.measured["seed"]))
-            line["seeds_missing"] = " ".join(map(str, missing["seed"]))
+            line["seeds_missing"] = " ".join(map(str, row.missing["seed"]))
             for which in ("last10", "last"):
                 spread = mean_sd(row.runs[f"accuracy_{which}"])
-                line |= {f"accuracy_{which}_{what}": _rounded(spread, what, 4) for what in ("mean", "sd")}
-            if len(row.measured):
-                line |= {"local_steps": round(row.measured["local_steps"].mean(), 2)}
-                line |= {"seconds": round(row.measured["seconds"].mean(), 1)}
+                line |= {f"accuracy_{which}_{what}": _rounded(spread, what) for what in ("mean", "sd")}
+            for column in ("local_steps", "seconds"):
+                line[column] = _rounded(mean_sd(row.runs[column]), "mean")
             against = row.against(leaderboard.rows[0]) if place > 1 else None
             for column, what in (("from_best", "mean"), ("interval_low", "low"), ("interval_high", "high")):
-                line[column] = _rounded(against, what, 4)
+                line[column] = _rounded(against, what)
             lines.append(line | {"config_hashes": " ".join(row.runs["cell"])})
     return pd.DataFrame(lines, dtype=object)
 
@@ -325,17 +311,16 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
     for leaderboard in found:
         for row in leaderboard.rows:
             name = f"{leaderboard.title}: {row.point.name}" if leaderboard.title else row.point.name
-            for run in row.runs[row.runs["accuracy_last10"].isna()].itertuples():
+            for run in row.missing.itertuples():
                 if run.failed:
                     failed.setdefault((name, str(run.failed)), []).append(str(run.seed))
                 else:
                     absent.append(f"{name}, seed {run.seed}")
-    said = [
-        f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
-        for (name, reason), seeds in failed.items()
-    ]
-    notes = [f"Failed: {_listed(said)}."] if said else []
-    return notes + ([f"Not measured: {_listed(absent)}. The order may change when they are."] if absent else [])
+    said = [f"{name}, seeds {', '.join(seeds)} ({reason})" for (name, reason), seeds in failed.items()]
+    notes = [f"Failed: {names.listed(said, comma='; ')}."] if said else []
+    if absent:
+        notes.append(f"Not measured: {names.listed(absent, comma='; ')}. The order may change when they are.")
+    return notes
 
 
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
@@ -351,27 +336,25 @@ def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) 
 def draw(found: Sequence[Leaderboard]) -> Figure:
     """A dot for the mean of each combination, a bar of one standard deviation, and its seeds as small rings.
 
-    Boards stand below one another, each under its title, on one scale.
+    Leaderboards stand below one another, each under its title, on one scale.
     """
-    measured = [replace(leaderboard, rows=[row for row in leaderboard.rows if row.last10]) for leaderboard in found]
-    shown = [leaderboard for leaderboard in measured if leaderboard.rows]
-    drawn = shown[:_MOST_LEADERBOARDS]
+    shown = {board.title: [row for row in board.rows if row.last10] for board in found}
+    drawn = [(title, rows) for title, rows in shown.items() if rows][:_MOST_LEADERBOARDS]
     most = max(_MOST_ROWS // len(drawn), _FEWEST_ROWS)
-    lengths = [min(most, len(leaderboard.rows)) for leaderboard in drawn]
-    several = any(len(row.runs) > 1 for leaderboard in drawn for row in leaderboard.rows)
+    several = any(len(row.runs) > 1 for _, rows in drawn for row in rows)
     title = "Mean over seeds ± one standard deviation; rings are single seeds" if several else "One seed each"
-    absent = [f"the best {most} of each"] if any(len(leaderboard.rows) > most for leaderboard in drawn) else []
-    absent += [f"the first {len(drawn)} of {len(shown)} leaderboards"] if len(shown) > len(drawn) else []
+    if len(drawn) < len(shown) or any(len(rows) > most for _, rows in drawn):
+        title += f" (the best {most} of {len(drawn)} leaderboards; the tables have all)"
+    lengths = [min(most, len(rows)) for _, rows in drawn]
     with style.applied():
         height = sum(0.3 * length + 0.45 for length in lengths) + 0.7
         canvas = style.new_figure(figures.WIDE, height)
         panels = canvas.subplots(len(drawn), 1, sharex=True, squeeze=False, height_ratios=[n + 0.5 for n in lengths])
-        for axes, leaderboard in zip(panels.flat, drawn, strict=True):
-            _ranked(axes, leaderboard.rows[:most])
-            axes.set_title(style.short(leaderboard.title, _LONGEST))
-        runs = pd.concat([leaderboard.runs for leaderboard in drawn])
-        panels[-1, 0].set_xlabel(f"test accuracy, %, {frame.mean_of(runs, spelled_out=True)}")
-        canvas.suptitle(title + (f" ({', '.join(absent)})" if absent else ""), x=0.01, ha="left")
+        for axes, (name, rows) in zip(panels.flat, drawn, strict=True):
+            _ranked(axes, rows[:most])
+            axes.set_title(style.short(name, _LONGEST))
+        panels[-1, 0].set_xlabel(f"test accuracy, %, {frame.mean_of(_every(found), spelled_out=True)}")
+        canvas.suptitle(title, x=0.01, ha="left")
     return canvas
 
 
@@ -391,15 +374,14 @@ def _ranked(axes: Axes, rows: Sequence[Row]) -> None:
 def along_axes(sweep: Sweep, found: Sequence[Leaderboard]) -> Figure | None:
     """Lines for a grid with one axis of numbers, heat maps for one with two; None for any other."""
     numeric = [key for key in sweep.axes if _is_numeric([point.values[key] for point in sweep.points])]
-    by_cell = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
     lines = []
-    for point in sweep.points:
-        row = by_cell[point.cells[0].hash]
-        others = {key: value for key, value in point.values.items() if key not in numeric}
-        best = any(row is leaderboard.rows[0] for leaderboard in found)
-        group = style.short(names.combination(point.case, others), _LONGEST)
-        mean, sd = (row.last10.mean, row.last10.sd or 0.0) if row.last10 else (np.nan, np.nan)
-        lines.append(point.values | {"group": group, "mean": mean, "sd": sd, "best": best})
+    for leaderboard in found:
+        for row in leaderboard.rows:
+            others = {key: value for key, value in row.point.values.items() if key not in numeric}
+            group = style.short(names.combination(row.point.case, others), _LONGEST)
+            mean, sd = (row.last10.mean, row.last10.sd or 0.0) if row.last10 else (np.nan, np.nan)
+            about = {"group": group, "mean": mean, "sd": sd, "best": row is leaderboard.rows[0]}
+            lines.append(row.point.values | about)
     data = pd.DataFrame(lines)
     groups = data.loc[data["mean"].notna(), "group"].nunique()
     if len(numeric) == 1 and groups <= _MOST_LINES:
@@ -467,18 +449,9 @@ def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:
     return pd.concat([leaderboard.runs for leaderboard in found])
 
 
-def _mean(row: Row, column: str) -> float | None:
-    return float(row.measured[column].mean()) if len(row.measured) else None
-
-
-def _rounded(found: Spread | Difference | None, what: str, digits: int) -> float | str:
-    value = getattr(found, what) if found is not None else None
-    return "" if value is None else round(value, digits)
-
-
-def _listed(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(found[:_MOST_NAMED]) + more
+def _rounded(found: Spread | Difference | None, what: str) -> float | None:
+    value = getattr(found, what, None)
+    return None if value is None else round(value, 4)
 
 
 def _seeds(count: int) -> str:

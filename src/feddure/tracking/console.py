@@ -18,7 +18,7 @@ from rich.table import Table
 
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import Record, Run
-from feddure.tracking.summary import NOTHING, summarise
+from feddure.tracking.summary import NOTHING, number, summarise
 
 _WINDOW = 50  # rounds over which speed is measured
 Clock = Callable[[], float]
@@ -116,9 +116,9 @@ class PlainLog(_Speed):
         if "test" in record:
             parts.append(_result(record["test"]))
         if record.get("test_ema"):
-            parts.append(f"averaged {_number(record['test_ema'].get('accuracy'), 3)}")
+            parts.append(f"averaged {number(record['test_ema'].get('accuracy'), 3)}")
         if "loss" in record.get("train", {}):
-            parts.append(f"train loss {_number(record['train']['loss'], 2)}")
+            parts.append(f"train loss {number(record['train']['loss'], 2)}")
         line = "  ".join([*parts, self.speed_and_time_left()])
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -132,8 +132,4 @@ def summary_table(run: Run) -> Table:
 
 
 def _result(test: dict[str, Any]) -> str:
-    return f"accuracy {_number(test.get('accuracy'), 3)}  loss {_number(test.get('loss'), 2)}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return NOTHING if value is None else f"{value:.{digits}f}"
+    return f"accuracy {number(test.get('accuracy'), 3)}  loss {number(test.get('loss'), 2)}"

@@ -160,7 +160,7 @@ def _parse(path: Path) -> list[tuple[Record, bytes]]:
         elif number < len(lines):
             raise RunError(
                 f"{path}: line {number} of {len(lines)} is damaged: expected a JSON object with a round "
-                f"number, found {_excerpt(line)}; restore the file from a copy"
+                f"number, found {line[:40].decode(errors='replace')!r}; restore the file from a copy"
             )
     return parsed
 
@@ -171,11 +171,6 @@ def _parse_line(line: bytes) -> Record | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("round"), int) else None
-
-
-def _excerpt(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    return repr(text if len(text) <= 40 else text[:40] + "…")
 
 
 def _read_json(path: Path) -> Record:

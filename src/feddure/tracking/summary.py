@@ -1,4 +1,4 @@
-"""The numbers of a run, and how runs differ: pure functions of their records.
+"""The numbers of a run: pure functions of its records, and how people write them.
 
 Two accuracies are reported, that of the last evaluation and the mean of the last ten. The best on the test
 set is not: choosing the round by its test accuracy would make the test set part of the training.
@@ -10,26 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddure import experiments, methods
-from feddure.config import Experiment
+from feddure import methods, nn
+from feddure.data.sources import sources
 from feddure.tracking.records import Record
 
 LAST = 10
 """Evaluations in the mean that comparisons use."""
 
 NOTHING = "–"
-
-# What tells runs apart at a glance comes first; any other field may follow.
-_NAMING = ("method", "dataset", "partition.setting", "partition.gamma", "model", "local_steps", "seed")
-_TITLES = {
-    "cifar10": "CIFAR-10",
-    "cinic10": "CINIC-10",
-    "fashion-mnist": "Fashion-MNIST",
-    "fashion-mini": "Fashion-Mini",
-    "resnet9": "ResNet-9",
-    "resnet9-slim": "ResNet-9 slim",
-    "cnn": "CNN",
-}
 
 
 @dataclass(frozen=True)
@@ -109,35 +97,10 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
     return [(round_number, value) for round_number, value in found if value is not None]
 
 
-def labels(shown: Sequence[Experiment], names: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
-    """A short name for each experiment: what tells it apart, and for equal ones their `names` or numbers."""
-    trees = [experiments.flat(experiment) for experiment in shown]
-    different = [key for key in experiments.differences(shown) if key not in ignore] if shown else []
-    keys = [key for key in _NAMING if key in different]
-    keys += [key for key in different if key not in keys]
-    chosen: list[str] = []
-    found = [display_name(tree["method"]) for tree in trees]
-    for key in keys:
-        # A field that tells no further runs apart would only make the names longer.
-        longer = [", ".join(_part(tree, k) for k in [*chosen, key]) for tree in trees]
-        if len(set(longer)) > len(set(found)) or not chosen:
-            chosen, found = [*chosen, key], longer
-    if chosen and "method" not in chosen and len({tree["method"] for tree in trees}) == 1:
-        found = [f"{display_name(tree['method'])}, {label}" for tree, label in zip(trees, found, strict=True)]
-    numbered = [f"run {index}" for index in range(1, len(trees) + 1)]
-    endings = names if len(set(names)) == len(trees) else numbered
-    twice = {label for label in found if found.count(label) > 1}
-    return [f"{label} ({ending})" if label in twice else label for label, ending in zip(found, endings, strict=True)]
-
-
 def display_name(name: str) -> str:
     """A method's, data set's or network's name as people write it; names of their own stay as they are."""
-    return _TITLES.get(name) or methods.title(name)
-
-
-def field_name(key: str) -> str:
-    """A configuration key as a sentence can use it."""
-    return key.removeprefix("partition.").replace("_", " ")
+    titles = {source.name: source.title for source in sources()} | nn.TITLES
+    return titles.get(name) or methods.title(name)
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -151,7 +114,14 @@ def points(share: float | None) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
+    """1234.5 as 1,234.5."""
     return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A number with its sign; what rounds to zero has none."""
+    text = f"{value:+.{digits}f}"
+    return (text[1:] if not text.strip("+-0.") else text).replace("-", "−")
 
 
 def duration(seconds: float | None) -> str:
@@ -164,15 +134,6 @@ def duration(seconds: float | None) -> str:
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02} min"
     return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
-
-
-def _part(tree: dict[str, Any], key: str) -> str:
-    value = tree[key]
-    if key in ("method", "dataset", "model"):
-        return display_name(value)
-    if key == "partition.setting":
-        return value
-    return f"no {field_name(key)}" if value is None else f"{field_name(key)} {value}"
 
 
 def _last(values: list[tuple[int, Any]]) -> float | None:

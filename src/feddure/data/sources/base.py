@@ -60,6 +60,7 @@ class Source:
     test: int | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
     download: Download | None = None
+    title: str = ""  # as people write the name, where that differs
 
     def deviations(self, dataset: Dataset) -> list[str]:
         """In what a loaded data set differs from the official one."""

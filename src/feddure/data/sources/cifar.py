@@ -139,6 +139,7 @@ def _from_archive(archive: Path) -> Iterator[tuple[str, BinaryIO, str]]:
 
 SOURCE = Source(
     name="cifar10",
+    title="CIFAR-10",
     about="32×32 photographs of animals and vehicles",
     load=load,
     find=find,

@@ -114,6 +114,7 @@ def _keep(stores: tuple[Path, ...], signature: str, arrays: dict[str, Any]) -> N
 
 SOURCE = Source(
     name="cinic10",
+    title="CINIC-10",
     about="CIFAR-10's classes, mostly from ImageNet",
     load=load,
     find=find,

@@ -135,6 +135,7 @@ def _absence(data_dir: Path) -> DataError:
 
 SOURCE = Source(
     name="fashion-mnist",
+    title="Fashion-MNIST",
     about="28×28 grey pictures of clothing",
     load=load,
     find=find,
@@ -160,6 +161,7 @@ SOURCE = Source(
 )
 MINI_SOURCE = Source(
     name="fashion-mini",
+    title="Fashion-Mini",
     about="a tenth of Fashion-MNIST, part of this package",
     load=load_mini,
     find=lambda data_dir: Path(str(MINI)),

@@ -7,9 +7,10 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, named
-from feddure.tracking.summary import labels, mean_of
+from feddure.tracking.summary import mean_of
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
