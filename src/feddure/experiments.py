@@ -183,6 +183,12 @@ def differences(experiments: Iterable[Experiment]) -> list[str]:
     return [key for key in trees[0] if any(tree[key] != trees[0][key] for tree in trees)]
 
 
+def counts(experiment: Experiment, key: str) -> bool:
+    """Whether a field, by its dotted key, is one that the experiment's method reads."""
+    section = key.partition(".")[0]
+    return section not in methods.sections() or section in _sections_read(experiment)
+
+
 def fields() -> list[FieldRow]:
     """Every field that `--set` takes: the common ones, then the options of each method."""
     rows = _fields(Experiment)

@@ -53,3 +53,9 @@ def test_a_mistake_is_one_message_and_exit_code_2():
     assert done.stdout == ""
     assert done.stderr.startswith("error: rounds: 0 was given")
     assert "Traceback" not in done.stderr
+
+
+def test_help_comes_without_torch():
+    """Torch takes seconds to import, and nobody who asks for help should wait for it."""
+    code = "import sys, feddure.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

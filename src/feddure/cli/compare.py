@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from feddure import experiments
 from feddure.cli import options
 from feddure.cli.tables import plain_console, table, tell_error
 from feddure.errors import ConfigError
@@ -57,7 +56,7 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data
+    from feddure import api, data, experiments
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures

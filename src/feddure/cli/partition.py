@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddure import config, experiments
+from feddure import config
 from feddure.cli.options import DataDir, expect_clients, expect_writable, make_folder_of
 from feddure.data import sources
 from feddure.data.dataset import Dataset
@@ -109,6 +109,8 @@ def partition(
 
 def _options(**fields: Any) -> config.Partition:
     """Options of the command as the section of a configuration, with errors that name the options."""
+    from feddure import experiments
+
     try:
         return experiments.build({"partition": fields, "clients_per_round": 1}).partition
     except ConfigError as error:

@@ -11,7 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from feddure import experiments
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
@@ -107,6 +106,7 @@ def reproduce(
     feddure reproduce tables --out results/reproduction       # all files anew from the measured cells alone
     ```
     """
+    from feddure import experiments
     from feddure import methods as known_methods
     from feddure.studies import sweep
     from feddure.studies.grid.store import Store

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from feddure import experiments
 from feddure.cli import options
 from feddure.cli.tables import plain_console
 
@@ -39,7 +38,7 @@ def run(
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data
+    from feddure import api, data, experiments
     from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 

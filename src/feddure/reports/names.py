@@ -20,9 +20,16 @@ def labels(shown: Sequence[Experiment], names: Sequence[str] = (), ignore: Seque
     different = [key for key in experiments.differences(shown) if key not in ignore] if shown else []
     # Where nothing else names the method, a single one still does.
     chosen = ["method"] if len({tree["method"] for tree in trees}) == 1 else []
-    found = [combination("", {key: tree[key] for key in chosen}) for tree in trees]
+
+    def named(keys: Sequence[str]) -> list[str]:
+        return [
+            combination("", {key: tree[key] for key in keys if experiments.counts(one, key)})
+            for one, tree in zip(shown, trees, strict=True)
+        ]
+
+    found = named(chosen)
     for key in sorted(different, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST)):
-        longer = [combination("", {key: tree[key] for key in [*chosen, key]}) for tree in trees]
+        longer = named([*chosen, key])
         if len(set(longer)) > len(set(found)):  # else the name would only be longer
             chosen, found = [*chosen, key], longer
     endings = names if len(set(names)) == len(trees) else [f"run {number}" for number in range(1, len(trees) + 1)]
