@@ -34,6 +34,7 @@ def test_all_examples_are_tested():
         "regulators.yaml",
         "regulators-cifar10.yaml",
         "regulators-slim.yaml",
+        "tutor.yaml",
     }
 
 

@@ -60,9 +60,10 @@ def about(preset: str) -> str:
     return _read_preset(preset)["about"]
 
 
-def compared_methods(preset: str) -> list[str]:
-    """The methods that a preset compares; none for most."""
-    return _read_preset(preset).get("methods", [])
+def compared(preset: str) -> tuple[list[str], list[int]]:
+    """The methods and seeds that a preset compares; none for most."""
+    tree = _read_preset(preset)
+    return tree.get("methods", []), tree.get("seeds", [])
 
 
 def load(
@@ -79,7 +80,7 @@ def load(
     if preset is not None:
         tree = _read_preset(preset)
         by_dataset = tree.pop("by_dataset", {})
-        for key in ("about", "methods"):
+        for key in ("about", "methods", "seeds"):
             tree.pop(key, None)
     elif file is not None:
         tree = _read_yaml(file)

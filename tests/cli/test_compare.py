@@ -159,4 +159,4 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 
 def test_the_demo_names_its_methods():
-    assert experiments.compared_methods("demo") == ["fedavg", "fedavg-matched", "fedavg-fixmatch", "feddure"]
+    assert experiments.compared("demo") == (["fedavg-matched", "fedavg-fixmatch", "feddure", "fedtutor"], [0, 1, 2, 3])

@@ -26,7 +26,7 @@ from oracle.pairing import (
 def federation(method="fedtutor", **changes):
     """A federation that knows an average unlike its global model."""
     usual = {"fedtutor__threshold": 0.3, "fixmatch__threshold": 0.3, "partition__setting": "dir-dir"}
-    made = federation_of(experiment_of(method, **usual, **changes))
+    made = federation_of(experiment_of(method, **({"fedtutor__calibrate": "none"} | usual | changes)))
     generator = torch.Generator().manual_seed(5)
     made.server.averaged = [
         tensor + 0.1 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)

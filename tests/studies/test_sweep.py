@@ -103,7 +103,7 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"grid": {"local_steps": [5, 6, 5]}}, ConfigError, r"grid\.local_steps: 5 was given twice"),
         ({"grid": {"optimizer.learnin_rate": [1]}}, ConfigError, r"did you mean 'optimizer\.learning_rate'"),
         ({"grid": {"optimizer.lr": [1]}}, ConfigError, r"grid \(.*\): .* did you mean 'optimizer\.learning_rate'"),
-        ({"grid": {"optimizer": [1]}}, ConfigError, r"'optimizer' is a section; .* such as optimizer\.learning_rate"),
+        ({"grid": {"optimizer": [1]}}, ConfigError, r"'optimizer' is a section; .* such as optimizer\.name"),
         ({"grid": {"clients_per_round": [2, "many"]}}, ConfigError, r"\(clients_per_round: many\): clients_per_round"),
         ({"grid": {"clients_per_round": [2, 11]}}, ConfigError, "clients_per_round is 11 but partition.clients is 10"),
         ({"grid": {"method": ["fedavg", "fedsure"]}}, ConfigError, "method 'fedsure': .* did you mean 'feddure'"),

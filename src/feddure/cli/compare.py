@@ -76,10 +76,11 @@ def compare(
         "rounds": rounds,
     }
     experiment = experiments.load(preset, file, changes, sets or ())
-    named = options.names("--methods", methods)
-    if methods is None and preset is not None:
-        named = experiments.compared_methods(preset)
-    chosen = options.numbers("--seeds", seeds) if seeds is not None else [experiment.seed] if present is None else []
+    usual = experiments.compared(preset) if preset is not None else ([], [])
+    named = options.names("--methods", methods) or usual[0]
+    chosen = options.numbers("--seeds", seeds) if seeds is not None else usual[1]
+    if not chosen and present is None:
+        chosen = [experiment.seed]
     plan = study.make_plan(named, chosen, against, present)
     name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
     folder = out if out is not None else api.new_folder(f"compare-{name}")

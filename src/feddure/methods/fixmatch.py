@@ -26,7 +26,7 @@ class Options(base.Options):
         "local", description="Who makes pseudo labels: the client's model, the global one it received, or its average."
     )
     targets: Literal["hard", "soft"] = Field(
-        "hard", description="Classes where they are sure enough, or probabilities on every image."
+        "hard", description="The likeliest class where it is sure enough, or probabilities on every image."
     )
 
 

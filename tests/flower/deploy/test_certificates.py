@@ -77,6 +77,7 @@ ED25519 = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(OPENSSH
         (certificates.read_public_key, ED25519, "ssh-keygen -t ecdsa"),
         (certificates.read_private_key, LOCKED, "without a passphrase"),
     ],
+    ids=["private", "other kind", "locked"],
 )
 def test_keys_that_are_of_no_use_are_refused(tmp_path, read, content, problem):
     (tmp_path / "a.pub").write_bytes(content)
