@@ -17,7 +17,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Partition(_Section):
+class PartitionOptions(_Section):
     """Who owns which images, and which of them carry a label."""
 
     setting: Setting = Field(
@@ -39,7 +39,7 @@ class Partition(_Section):
     )
 
 
-class Optimizer(_Section):
+class OptimizerOptions(_Section):
     """What every client runs, fresh each round."""
 
     name: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent.")
@@ -57,7 +57,7 @@ class Optimizer(_Section):
     warm_up: int = Field(0, ge=0, description="Rounds in which the learning rate rises to its value.")
 
 
-class Server(_Section):
+class ServerOptions(_Section):
     """What the server makes of the clients' updates."""
 
     weight: Literal["total", "labelled", "uniform"] = Field(
@@ -78,7 +78,7 @@ class Server(_Section):
     )
 
 
-class Engine(_Section):
+class EngineOptions(_Section):
     """How the work is done; nothing here changes what is computed beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
@@ -125,10 +125,10 @@ class Experiment(_Section):
     )
     evaluate_every: int = Field(5, ge=1, description="Rounds between two evaluations on the whole test set.")
     checkpoint_every: int = Field(10, ge=1, description="Rounds between two checkpoints.")
-    partition: Partition = Partition()
-    optimizer: Optimizer = Optimizer()
-    server: Server = Server()
-    engine: Engine = Engine()
+    partition: PartitionOptions = PartitionOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    server: ServerOptions = ServerOptions()
+    engine: EngineOptions = EngineOptions()
     options: dict[str, Any] = Field(default_factory=dict, description="Options of a method of your own.")
 
     @property

@@ -29,3 +29,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     lower = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     return f"; did you mean '{lower[close[0]]}'?" if close else ""
+
+
+def first_line(problem: Exception) -> str:
+    """An exception's kind and the first line of what it says."""
+    return f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0] or 'no message'}"

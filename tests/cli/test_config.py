@@ -59,3 +59,8 @@ def test_help_comes_without_torch():
     """Torch takes seconds to import, and nobody who asks for help should wait for it."""
     code = "import sys, feddure.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_methods_are_listed_with_their_options():
+    printed = output("methods")
+    assert all(name in printed for name in ("fedtutor", "sage", "local", "feddure.*"))

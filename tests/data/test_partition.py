@@ -43,8 +43,8 @@ def dataset(per_class=(40,) * 10, unknown=0, labelled=None, site=None, sites=(),
     )
 
 
-def options(**fields) -> config.Partition:
-    return config.Partition(**{"setting": "dir-dir", "clients": 4, "labels_per_class": 2, **fields})
+def options(**fields) -> config.PartitionOptions:
+    return config.PartitionOptions(**{"setting": "dir-dir", "clients": 4, "labels_per_class": 2, **fields})
 
 
 def totals(counts: np.ndarray) -> list[int]:
@@ -84,7 +84,7 @@ def requests(draw):
         number = draw(st.integers(clients, smallest * classes))
         labels = {"label_fraction": number / (sum(per_class) + unknown)}
     assume(sum(per_class) + unknown - number >= clients)
-    chosen = config.Partition(setting=setting, clients=clients, gamma=gamma, **labels)
+    chosen = config.PartitionOptions(setting=setting, clients=clients, gamma=gamma, **labels)
     return dataset(per_class, unknown), chosen, seed, number
 
 
@@ -206,7 +206,7 @@ def with_sites() -> Dataset:
 
 def test_each_site_is_one_client_and_nothing_is_moved():
     data = with_sites()
-    partition = make(data, config.Partition(setting="sites", clients=100), 0)
+    partition = make(data, config.PartitionOptions(setting="sites", clients=100), 0)
     assert partition.clients == partition.parameters["clients"] == 4
     assert_everything_dealt_once(partition, 40)
     assert partition.repairs == ()
@@ -219,7 +219,7 @@ def test_each_site_is_one_client_and_nothing_is_moved():
 
 def test_fewer_labels_on_sites_stay_with_their_site():
     data = with_sites()
-    partition = make(data, config.Partition(setting="sites", labels_per_class=1), 0)
+    partition = make(data, config.PartitionOptions(setting="sites", labels_per_class=1), 0)
     labelled, _ = partition.counts(data.labels, 3)
     assert totals(labelled) == [4, 4, 4]
     assert all((data.site[part] == number).all() for number, part in enumerate(partition.labelled))
@@ -252,7 +252,7 @@ GOLDEN = {
 @pytest.mark.parametrize("setting", GOLDEN)
 def test_golden_hashes_guard_the_recipe(setting):
     data = with_sites() if setting == "sites" else dataset((43,) * 10, unknown=7)
-    partition = make(data, config.Partition(setting=setting, clients=7, gamma=0.3, label_fraction=0.17), 42)
+    partition = make(data, config.PartitionOptions(setting=setting, clients=7, gamma=0.3, label_fraction=0.17), 42)
     assert partition.sha256 == GOLDEN[setting]
 
 
@@ -325,7 +325,7 @@ SMALL = dataset((6,) * 3)
 
 
 def small() -> Partition:
-    return make(SMALL, config.Partition(clients=2, labels_per_class=1), 0)
+    return make(SMALL, config.PartitionOptions(clients=2, labels_per_class=1), 0)
 
 
 def test_equal_partitions_are_equal_files(tmp_path):

@@ -109,3 +109,12 @@ def test_a_second_optimiser_follows_the_schedule(monkeypatch, optimizer):
     rates.clear()
     tiny.play_round(federation)
     assert all(one == other and 0 < one < 0.5 for one, other in rates)
+
+
+def test_a_model_that_was_not_sent_is_an_error(monkeypatch):
+    class Mistaken(Distilled):
+        def before_steps(self, client, batches):
+            return {"teacher": client.frozen("techer", batches.weak)}
+
+    with pytest.raises(feddure.FeddureError, match="'techer', but the server sent theta, statistics"):
+        after_a_round(monkeypatch, Mistaken)

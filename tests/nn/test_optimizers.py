@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from feddure.config import Optimizer as Options
+from feddure.config import OptimizerOptions
 from feddure.nn import optimizers
 
 
@@ -43,7 +43,7 @@ def pytorchs(options, parameters):
     ids=str,
 )
 def test_equal_to_torch_over_many_steps(fields):
-    options = Options(**fields)
+    options = OptimizerOptions(**fields)
     ours = torch.linspace(-1, 1, 50, dtype=torch.float64)
     theirs = torch.nn.Parameter(ours.clone())
     optimizer, reference = optimizers.make(options, ours), pytorchs(options, [theirs])
@@ -59,7 +59,7 @@ def test_equal_to_torch_over_many_steps(fields):
 def test_close_to_torch_in_single_precision():
     ours = torch.linspace(-1, 1, 50)
     theirs = torch.nn.Parameter(ours.clone())
-    adam, reference = optimizers.make(Options(), ours), torch.optim.Adam([theirs], lr=5e-4)
+    adam, reference = optimizers.make(OptimizerOptions(), ours), torch.optim.Adam([theirs], lr=5e-4)
     for gradient in gradients(100, dtype=torch.float32):
         adam.step(ours, whole(gradient))
         theirs.grad = gradient
@@ -69,7 +69,7 @@ def test_close_to_torch_in_single_precision():
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_after_a_reset_it_is_as_new(name):
-    options = Options(name=name, momentum=0.9)
+    options = OptimizerOptions(name=name, momentum=0.9)
     used, fresh = torch.ones(50, dtype=torch.float64), torch.ones(50, dtype=torch.float64)
     one, other = optimizers.make(options, used), optimizers.make(options, fresh)
     for gradient in gradients(5):
@@ -84,14 +84,14 @@ def test_after_a_reset_it_is_as_new(name):
 
 def test_what_has_no_gradient_does_not_move():
     parameters = torch.ones(10)
-    optimizers.make(Options(), parameters).step(parameters, [(slice(0, 4), torch.ones(4))])
+    optimizers.make(OptimizerOptions(), parameters).step(parameters, [(slice(0, 4), torch.ones(4))])
     assert torch.equal(parameters[4:], torch.ones(6))
     assert (parameters[:4] < 1).all()
 
 
 def test_the_rate_is_a_tensor_that_steps_follow():
     parameters = torch.ones(4, dtype=torch.float64)
-    sgd = optimizers.make(Options(name="sgd", learning_rate=1.0), parameters)
+    sgd = optimizers.make(OptimizerOptions(name="sgd", learning_rate=1.0), parameters)
     sgd.rate.fill_(0.25)
     sgd.step(parameters, whole(torch.ones(4, dtype=torch.float64)))
     assert torch.equal(parameters, torch.full((4,), 0.75, dtype=torch.float64))
@@ -99,7 +99,7 @@ def test_the_rate_is_a_tensor_that_steps_follow():
 
 def test_schedules_over_rounds():
     def rates(**fields):
-        options = Options(learning_rate=1.0, **fields)
+        options = OptimizerOptions(learning_rate=1.0, **fields)
         return [optimizers.scheduled_rate(options, number, 10) for number in range(1, 11)]
 
     assert rates() == [1.0] * 10

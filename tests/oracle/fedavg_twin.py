@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from feddure import nn as networks
 from feddure import rng
-from feddure.config import Experiment, Optimizer
+from feddure.config import Experiment, OptimizerOptions
 from feddure.data.batches import Batch, BatchPlan, DeviceImages, Needs
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
@@ -24,7 +24,7 @@ PROXIMAL = {"fedprox-sl": 0.01}
 FULLY_SUPERVISED = ("fedavg-sl", "fedprox-sl")
 
 
-def train_client(module: nn.Module, batches: Batch, options: Optimizer, proximal: float = 0.0) -> list[float]:
+def train_client(module: nn.Module, batches: Batch, options: OptimizerOptions, proximal: float = 0.0) -> list[float]:
     """One client's round on a module of its own, in place; returns the loss of each step."""
     received = [parameter.detach().clone() for parameter in module.parameters()]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -23,7 +23,7 @@ def dataset(classes=10, per_class=60, unknown=0, sites=()):
 
 def drawn(data, **fields):
     """The figure, its two panels and the counts they must show."""
-    options = config.Partition(**{"clients": 8, "label_fraction": 0.3, "setting": "dir-dir", **fields})
+    options = config.PartitionOptions(**{"clients": 8, "label_fraction": 0.3, "setting": "dir-dir", **fields})
     partition = make(data, options, 0)
     figure = partition_figure.figure(summarise_partition(partition, data), data.name)
     style.render(figure, "png", 50)
@@ -63,7 +63,7 @@ def test_the_title_says_what_is_shown():
 
 def test_unknown_classes_have_a_row_of_their_own():
     data = dataset(classes=3, unknown=40)
-    partition = make(data, config.Partition(clients=5, label_fraction=0.3), 0)
+    partition = make(data, config.PartitionOptions(clients=5, label_fraction=0.3), 0)
     names, labelled, unlabelled = partition_figure.class_counts(summarise_partition(partition, data))
     assert names[3] == "(unknown)"
     assert labelled[:, 3].sum() == 0

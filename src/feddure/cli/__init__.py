@@ -12,6 +12,7 @@ from feddure.cli import (
     data,
     export,
     federate,
+    methods,
     partition,
     predict,
     report,
@@ -59,6 +60,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
 app.command("theory")(theory.theory)
 app.command("config")(config.show)
+app.command("methods")(methods.methods)
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ def partition(
         _show(report, every or made.clients <= 2 * SHOWN, [path for path in (out, plot) if path is not None])
 
 
-def _options(**fields: Any) -> config.Partition:
+def _options(**fields: Any) -> config.PartitionOptions:
     """Options of the command as the section of a configuration, with errors that name the options."""
     from feddure import experiments
 

@@ -86,7 +86,7 @@ class Partition:
         return partition
 
 
-def make(dataset: Dataset, options: config.Partition, seed: int) -> Partition:
+def make(dataset: Dataset, options: config.PartitionOptions, seed: int) -> Partition:
     """The partition that these options and this seed describe; the same on every machine."""
     if options.labels_per_class is not None and options.label_fraction is not None:
         raise ConfigError(
@@ -157,7 +157,7 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
     return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
 
 
-def _class_counts(options: config.Partition, kind: str, totals: list[int], seed: int) -> np.ndarray:
+def _class_counts(options: config.PartitionOptions, kind: str, totals: list[int], seed: int) -> np.ndarray:
     """Counts [client, class] of the setting for labelled or unlabelled images."""
     if options.setting == "fedmatch" and kind == "unlabelled":
         return recipes.fedmatch(totals, options.clients)

@@ -35,7 +35,7 @@ class Pools:
     unlabelled: list[np.ndarray]
 
 
-def choose_labels(dataset: Dataset, options: config.Partition, clients: int, seed: int) -> Pools:
+def choose_labels(dataset: Dataset, options: config.PartitionOptions, clients: int, seed: int) -> Pools:
     """Decide which images carry a label, or say why the request cannot be met."""
     shuffled = []
     for number in (*range(len(dataset.classes)), UNKNOWN):
@@ -49,7 +49,7 @@ def choose_labels(dataset: Dataset, options: config.Partition, clients: int, see
     return Pools([*labelled, shuffled[-1][:0]], [pool[~taken[pool]] for pool in shuffled])
 
 
-def labels_per_class(dataset: Dataset, options: config.Partition) -> int | None:
+def labels_per_class(dataset: Dataset, options: config.PartitionOptions) -> int | None:
     """The number of labels per class and client in force; None where something else decides."""
     if options.labels_per_class is None and options.label_fraction is None and dataset.labelled is None:
         return LABELS_PER_CLASS
@@ -148,7 +148,9 @@ def _shares(clients: int, gamma: float, *key: rng.Key) -> np.ndarray:
     return alone
 
 
-def _labels_needed(dataset: Dataset, options: config.Partition, clients: int, marked: list[np.ndarray]) -> list[int]:
+def _labels_needed(
+    dataset: Dataset, options: config.PartitionOptions, clients: int, marked: list[np.ndarray]
+) -> list[int]:
     """How many labels each class gives."""
     images, classes = len(dataset.labels), len(dataset.classes)
     available = [len(pool) for pool in marked]
@@ -187,7 +189,7 @@ def _labels_needed(dataset: Dataset, options: config.Partition, clients: int, ma
     return needed
 
 
-def _advice(dataset: Dataset, options: config.Partition, clients: int, available: list[int]) -> str:
+def _advice(dataset: Dataset, options: config.PartitionOptions, clients: int, available: list[int]) -> str:
     """The largest request of the same kind that can be met."""
     images, classes = len(dataset.labels), len(dataset.classes)
     labels = max(0, min(min(available) * classes, images - clients))

@@ -15,10 +15,12 @@ from feddure.methods.sage import SAGE
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
 from feddure.methods.validation import check_method
 
+# Neighbours that extend each other share a colour in figures; a new family comes last.
 _BUILT_IN: tuple[type[Method], ...] = (
-    *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL, Local),
-    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure, FedTutor, SAGE),
+    *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
+    *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure),
     *(BaselineMAML, FReg, AvgFReg, CReg, AvgCReg),
+    *(FedTutor, SAGE, Local),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from feddure.config import Experiment
-from feddure.config import Optimizer as OptimizerOptions
+from feddure.config import Experiment, OptimizerOptions
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
 from feddure.nn import optimizers
@@ -109,12 +108,17 @@ class Client:
         return logits.split([len(group) for group in images])
 
     def frozen(self, name: str, images: Tensor) -> Tensor:
-        """Logits of a model that the server sent for this round (`NAME.theta`, `NAME.statistics`; else the global one).
+        """Logits of a model that the server sent for this round: "global", or NAME of `NAME.theta`, `NAME.statistics`.
 
         Evaluation mode, no gradient; images may have any number of leading dimensions. For `before_steps`: what is
         frozen is computed once a round, in large batches.
         """
-        prefix = f"{name}." if f"{name}.theta" in self.received else ""
+        prefix = "" if name == "global" else f"{name}."
+        if f"{prefix}theta" not in self.received:
+            raise ConfigError(
+                f"method '{self.experiment.method}': client.frozen was asked for '{name}', but the server sent "
+                f"{', '.join(self.received)}; send {name}.theta and {name}.statistics in broadcast, or use 'global'"
+            )
         theta, statistics = self.received[f"{prefix}theta"], self.received[f"{prefix}statistics"]
         logits = self.network.evaluate_many(theta, statistics, images.flatten(0, -4))
         return logits.unflatten(0, images.shape[:-3])

@@ -27,7 +27,7 @@ from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
 from feddure.methods import base
 from feddure.methods.base import Client, State, cross_entropy, mean, record
-from feddure.methods.teacher import Source, Taught, soft_cross_entropy
+from feddure.methods.teacher import Source, WithTeacher, soft_cross_entropy
 from feddure.nn import regulator
 from feddure.nn.network import Weights
 
@@ -57,7 +57,7 @@ class Options(base.Options):
     )
 
 
-class FedDure(Taught):
+class FedDure(WithTeacher):
     """Both regulators."""
 
     name = "feddure"

@@ -29,8 +29,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from feddure import rng
-from feddure.config import Experiment
-from feddure.config import Optimizer as OptimizerOptions
+from feddure.config import Experiment, OptimizerOptions
 from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
 from feddure.methods import base

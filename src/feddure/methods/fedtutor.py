@@ -24,7 +24,7 @@ from torch import Tensor
 from feddure.data.batches import Batch, Needs
 from feddure.methods import base
 from feddure.methods.base import Client, State, mean, record
-from feddure.methods.teacher import Source, Taught, soft_cross_entropy
+from feddure.methods.teacher import Source, WithTeacher, soft_cross_entropy
 
 
 class Options(base.Options):
@@ -48,7 +48,7 @@ class Options(base.Options):
     shuffle: bool = Field(False, description="A control: the tutor's predictions go to the wrong images.")
 
 
-class FedTutor(Taught):
+class FedTutor(WithTeacher):
     """Soft pseudo labels from the averaged global model."""
 
     name = "fedtutor"
@@ -70,7 +70,7 @@ class FedTutor(Taught):
         """The tutor's probabilities for the images of all steps, and the client's class mixes."""
         views = {"labelled": batches.labelled, "unlabelled": batches.weak}
         wanted = views if self.options.on == "both" else {self.options.on: views[self.options.on]}
-        found = {name: client.frozen("teacher", images).softmax(-1) for name, images in wanted.items()}
+        found = {name: client.frozen(self.teacher, images).softmax(-1) for name, images in wanted.items()}
         self._calibrate(client, found)
         if self.options.shuffle:
             found = {name: q.flatten(0, 1).roll(len(q.flatten(0, 1)) // 2, 0).view_as(q) for name, q in found.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddure.data.batches import Batch, Needs
 from feddure.methods import base
 from feddure.methods.base import Client, State, cross_entropy, mean, record
-from feddure.methods.teacher import Source, Taught, soft_cross_entropy
+from feddure.methods.teacher import Source, WithTeacher, soft_cross_entropy
 
 
 class Options(base.Options):
@@ -36,7 +36,7 @@ def confident(weak: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return pseudo, (confidence >= threshold).to(weak.dtype)
 
 
-class FedAvgFixMatch(Taught):
+class FedAvgFixMatch(WithTeacher):
     """FixMatch with FedAvg: the paper's baseline."""
 
     name = "fedavg-fixmatch"

@@ -14,12 +14,17 @@ DECAY = 0.9
 """Of the average over rounds where `server.ema` says nothing else."""
 
 
-class Taught(Method):
-    """A method whose options say by `source` who makes its pseudo labels."""
+class WithTeacher(Method):
+    """A method whose option `pseudo` says who makes its pseudo labels."""
 
     @property
     def source(self) -> Source:
         return self.options.pseudo
+
+    @property
+    def teacher(self) -> str:
+        """The model of `client.frozen` that makes them, where it is not the client's own."""
+        return "teacher" if self.source == "average" else "global"
 
     @property
     def ema(self) -> float | None:  # type: ignore[override]
@@ -33,7 +38,7 @@ class Taught(Method):
 
     def before_steps(self, client: Client, batches: Batch) -> State:
         """The teacher's logits on the weak views of all steps."""
-        return {} if self.source == "local" else {"teacher": client.frozen("teacher", batches.weak)}
+        return {} if self.source == "local" else {"teacher": client.frozen(self.teacher, batches.weak)}
 
     def views(self, client: Client, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits on x, of whoever makes pseudo labels on T_w(u), and on T_s(u).

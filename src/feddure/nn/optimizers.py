@@ -10,14 +10,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from feddure.config import Optimizer as Options
+from feddure.config import OptimizerOptions
 from feddure.nn.flat import Pieces
 
 
 class Optimizer:
     """What all share: a rate on the device, the clipping of gradients, and one step for all pieces of a gradient."""
 
-    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
         self.options = options
         self.rate = torch.full((), options.learning_rate, dtype=like.dtype, device=like.device)
         self.count = torch.zeros_like(self.rate)
@@ -53,7 +53,7 @@ class Optimizer:
 class Adam(Optimizer):
     """Kingma & Ba, 2015; weight decay as an L2 penalty."""
 
-    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
         super().__init__(like, options, compiled)
         self.mean = torch.zeros_like(like)
         self.square = torch.zeros_like(like)
@@ -73,7 +73,7 @@ class Adam(Optimizer):
 class SGD(Optimizer):
     """Gradient descent with (Nesterov) momentum and weight decay, as PyTorch writes it."""
 
-    def __init__(self, like: Tensor, options: Options, compiled: bool = False):
+    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
         super().__init__(like, options, compiled)
         self.velocity = torch.zeros_like(like) if options.momentum else like.new_zeros(0)
 
@@ -87,12 +87,12 @@ class SGD(Optimizer):
         self._program(_sgd)(parameters[place], gradient, velocity, self.rate, o.momentum, o.nesterov, o.weight_decay)
 
 
-def make(options: Options, like: Tensor, compiled: bool = False) -> Optimizer:
+def make(options: OptimizerOptions, like: Tensor, compiled: bool = False) -> Optimizer:
     """A fresh optimiser for a flat vector like this one."""
     return (Adam if options.name == "adam" else SGD)(like, options, compiled)
 
 
-def scheduled_rate(options: Options, round_number: int, rounds: int) -> float:
+def scheduled_rate(options: OptimizerOptions, round_number: int, rounds: int) -> float:
     """The learning rate of a round, counted from 1: a linear warm-up, then constant or a cosine down to 0."""
     rate = options.learning_rate
     if round_number <= options.warm_up:

@@ -106,7 +106,7 @@ def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
                     "weighted": points(mean.get("pseudo_accuracy_weighted")),
                     "ascent": points(mean.get("ascent_share")),
                     "mean d": signed(mean["d_mean"], 3) if "d_mean" in mean else NOTHING,
-                    "mean m": number(mean["weight_mean"], 2),
+                    "mean weight": number(mean["weight_mean"], 2),
                     "AUROC": number(mean.get("weight_auroc"), 2),
                     "within clients": number(mean.get("auroc_within"), 2),
                     "m tells them apart": verdict,

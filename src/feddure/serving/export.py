@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from feddure import rng
-from feddure.errors import ConfigError, FeddureError, RunError
+from feddure.errors import ConfigError, FeddureError, RunError, first_line
 from feddure.files import write_whole
 from feddure.serving import load
 from feddure.serving.load import Classifier, Description, Program
@@ -50,7 +50,7 @@ def export(
     except FeddureError:
         raise
     except Exception as problem:  # a user's own network may do what an exporter cannot follow
-        reason = f"{type(problem).__name__}: {load.first_line(problem)}"
+        reason = first_line(problem)
         raise RunError(f"{source}: model '{description.model}' cannot be written as {kind} ({reason})") from problem
     if not _is_same(written, kind, network, description):
         raise RunError(

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from feddure import nn as networks
 from feddure.data.sources import folder as folder_source
 from feddure.data.sources.images import FULL_DEPTH
-from feddure.errors import ConfigError, DataError, RunError
+from feddure.errors import ConfigError, DataError, RunError, first_line
 from feddure.nn.network import Network
 from feddure.simulation import checkpoint, runs
 from feddure.tracking import records
@@ -262,11 +262,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def first_line(problem: Exception) -> str:
-    """What an exception says, without what it repeats of its input."""
-    return str(problem).strip().partition("\n")[0] or type(problem).__name__
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path, description: Description) -> None:

@@ -8,8 +8,7 @@ from typing import TypeVar
 import torch
 
 from feddure import methods
-from feddure.config import Engine as Options
-from feddure.config import Experiment
+from feddure.config import EngineOptions, Experiment
 from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning
@@ -24,7 +23,7 @@ Found = TypeVar("Found")
 class Engine:
     """Trains tasks; keeps one copy of each data set, network and program."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: EngineOptions):
         self.options = options
         self.device = _device(options.device)
         cuda = self.device.type == "cuda"

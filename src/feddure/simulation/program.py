@@ -16,7 +16,7 @@ from feddure import methods, nn
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
-from feddure.errors import ConfigError, FeddureError, FeddureWarning
+from feddure.errors import ConfigError, FeddureError, FeddureWarning, first_line
 from feddure.methods.base import Client, State
 from feddure.methods.validation import check_records
 from feddure.nn.network import Network
@@ -70,7 +70,7 @@ class Program:
             if not self.network.compiled:
                 raise
             self.network.stop_compiling()
-            warnings.warn(f"the network does not compile and runs uncompiled ({_first_line(error)})", FeddureWarning, 2)
+            warnings.warn(f"the network does not compile and runs uncompiled ({first_line(error)})", FeddureWarning, 2)
             return work()
 
     def give_up_capturing(self, error: Exception) -> None:
@@ -78,14 +78,10 @@ class Program:
         self.captures = False
         warnings.warn(
             f"method '{self.experiment.method}' with model '{self.experiment.model}' cannot be captured as a CUDA "
-            f"graph and runs eagerly ({_first_line(error)})",
+            f"graph and runs eagerly ({first_line(error)})",
             FeddureWarning,
             stacklevel=2,
         )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def make_network(experiment: Experiment, dataset: Dataset, device, precision: str, compiled: bool) -> Network:
@@ -107,7 +103,7 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> None:
     except Exception as error:
         raise ConfigError(
             f"model '{name}' cannot take images of {height} × {width} pixels with {channels} channels "
-            f"({_first_line(error)}); use another network or another size of images"
+            f"({first_line(error)}); use another network or another size of images"
         ) from error
     finally:
         module.train()

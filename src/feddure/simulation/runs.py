@@ -23,7 +23,7 @@ from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import FeddureWarning, RunError
-from feddure.files import write_whole
+from feddure.files import write_json, write_whole
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
@@ -258,10 +258,10 @@ def _write_start(federation: Federation, folder: Path) -> None:
     if not (folder / PARTITION_FILE).exists():
         federation.partition.save(folder / PARTITION_FILE)
     if not (folder / records.PARTITION).exists():
-        _write_json(folder / records.PARTITION, summarise_partition(federation.partition, federation.dataset))
+        write_json(folder / records.PARTITION, summarise_partition(federation.partition, federation.dataset), RunError)
     own = federation.experiment.own_code()
     about = environment.describe() | {"device": str(federation.engine.device)} | ({"own_code": own} if own else {})
-    _write_json(folder / records.ENVIRONMENT, about)
+    write_json(folder / records.ENVIRONMENT, about, RunError)
 
 
 def _is_of_other_code(experiment: Experiment, folder: Path) -> bool:
@@ -302,7 +302,3 @@ def pack_model(server: Server) -> bytes:
     }
     tensors = {name: tensor.cpu() for name, tensor in server.model_state().items()}
     return save(tensors, checkpoint.pack_header(header))
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), RunError)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from feddure import methods, rng
-from feddure.config import Experiment
-from feddure.config import Server as Options
+from feddure.config import Experiment, ServerOptions
 from feddure.data.batches import BatchPlan
 from feddure.data.dataset import Dataset
 from feddure.data.geometry import PADDING
@@ -251,7 +250,7 @@ def resolve_unlabelled_batch(experiment: Experiment, image_counts: Sequence[Imag
     return max(1, round(sum(counts.unlabelled for counts in image_counts) / len(image_counts) / 5))
 
 
-def optimise(options: Options, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+def optimise(options: ServerOptions, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
     """The next global parameters from the old ones and the clients' mean; `state` holds the moments."""
     if options.optimizer == "mean":
         return mean, state

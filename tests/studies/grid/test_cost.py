@@ -7,7 +7,7 @@ import pytest
 
 import synthetic
 from feddure import environment, experiments
-from feddure.studies.grid.cost import REFERENCE, estimate, reference_seconds
+from feddure.studies.grid.cost import REFERENCE_GPU, estimate, reference_seconds
 from feddure.studies.grid.store import Cell
 
 CPU = {"gpu": None, "cpu": "abacus", "cores": 2}
@@ -40,7 +40,7 @@ def test_cells_of_the_same_network_and_data_set_tell_the_speed():
     found = estimate(cells, [measured(demo(), 7)])
     assert found.seconds == pytest.approx(7 * sum(reference_seconds(cell.experiment) for cell in cells))
     assert "measured on this hardware" in found.text
-    assert REFERENCE not in found.text
+    assert REFERENCE_GPU not in found.text
 
 
 def test_a_method_has_a_speed_of_its_own():
@@ -54,7 +54,7 @@ def test_a_method_has_a_speed_of_its_own():
 def test_nothing_is_said_of_another_network_or_data_set(other):
     found = estimate([other], [measured(demo(), 7)])
     assert found.seconds == pytest.approx(reference_seconds(other.experiment))
-    assert REFERENCE in found.text
+    assert REFERENCE_GPU in found.text
     assert "no GPU here" in found.text
 
 
@@ -71,8 +71,8 @@ def test_both_are_said_where_some_are_known():
 
 
 def test_the_reference_knows_itself(here):
-    here["gpu"] = REFERENCE
-    assert estimate([paper()], []).text == f"about 28 s on one {REFERENCE}"
+    here["gpu"] = REFERENCE_GPU
+    assert estimate([paper()], []).text == f"about 28 s on one {REFERENCE_GPU}"
     here["gpu"] = "another"
     assert "nothing like it was measured" in estimate([paper()], []).text
 

@@ -419,6 +419,6 @@ def data_folder(given: str) -> Path | None:
 
 
 @lru_cache(maxsize=2)
-def _share_out(name: str, data_dir: str, options: config.Partition, seed: int) -> tuple[Dataset, Partition]:
+def _share_out(name: str, data_dir: str, options: config.PartitionOptions, seed: int) -> tuple[Dataset, Partition]:
     dataset = data.load(name, data_folder(data_dir))
     return dataset, partitions.make(dataset, options, seed)

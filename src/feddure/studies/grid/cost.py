@@ -11,7 +11,7 @@ from feddure.reports.frame import labels
 from feddure.studies.grid.store import Cell, Measurement
 from feddure.tracking.summary import duration
 
-REFERENCE = "NVIDIA H200"
+REFERENCE_GPU = "NVIDIA H200"
 
 # Milliseconds on the reference: of a round (drawing, aggregating, evaluating), of a client's local step, of each of its
 # images; fitted to fedavg-matched, fedavg-sl and fedavg-fixmatch in aaai24.
@@ -50,13 +50,13 @@ def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate
         parts.append(f"about {duration(sum(known))}{which} at the speed of the cells measured on this hardware")
     if unknown:
         which = f"the other {len(unknown)} " if known else ""
-        parts.append(f"{which}about {duration(sum(unknown))} on one {REFERENCE}")
+        parts.append(f"{which}about {duration(sum(unknown))} on one {REFERENCE_GPU}")
         if not about["gpu"]:
             parts.append(
                 "there is no GPU here, and a CPU takes much longer "
                 "(a FedDure round of the preset aaai24: 6 to 9 minutes on 2 cores)"
             )
-        elif about["gpu"] != REFERENCE:
+        elif about["gpu"] != REFERENCE_GPU:
             parts.append("nothing like it was measured on this hardware")
     return Estimate(sum(known) + sum(unknown), "; ".join(parts))
 

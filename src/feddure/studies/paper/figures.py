@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 from feddure.reports import frame, partition_figure, style
+from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.numbers import method_name
-from feddure.studies.paper.plan import REFERENCE, STUDIES
+from feddure.studies.paper.plan import STUDIES
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
 from feddure.tracking.summary import display_name
 

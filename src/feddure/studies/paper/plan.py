@@ -14,6 +14,7 @@ from typing import Any
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
+from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.numbers import PRESETS
 
@@ -29,9 +30,6 @@ TABLE2 = ("fedavg-fixmatch", "baseline+maml", "f-reg", "avg-f-reg", "c-reg", "av
 
 CHARTED = ("feddure", "fedmatch", "fedavg-fixmatch", "fedavg-matched")
 """The three methods of the paper's charts, and labels-only training with as many steps."""
-
-REFERENCE = "fedavg-matched"
-"""Labels-only training with as many local steps: what any use of unlabelled images must beat."""
 
 _LONGEST_STEM = 110  # encrypted file systems take names of 143 bytes, ending and mark of an unfinished file included
 

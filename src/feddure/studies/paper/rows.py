@@ -12,9 +12,10 @@ import pandas as pd
 
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread
+from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.numbers import PRESETS, method_name, printed
-from feddure.studies.paper.plan import REFERENCE, STUDIES, axis_text, is_apart, reference_cell
+from feddure.studies.paper.plan import STUDIES, axis_text, is_apart, reference_cell
 from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
