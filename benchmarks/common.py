@@ -59,7 +59,7 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
             index=classes(wanted),
         )
         received = {"theta": theta, "statistics": statistics_}
-        tasks.append(Task(program, client, steps, batch, received, (0, 1, client), [1] * len(dataset.classes)))
+        tasks.append(Task(program, client, steps, batch, received, (0, 1, client), torch.ones(len(dataset.classes))))
     return tasks
 
 

@@ -6,7 +6,7 @@ over the client's images, so each one is full, and a set smaller than a batch re
 labelled (or unlabelled) images gets batches of size zero there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
@@ -106,10 +106,6 @@ class BatchPlan:
             return np.concatenate([self.labelled, self.unlabelled]), none
         return self.labelled, self.unlabelled if self.needs.unlabelled else none
 
-    def class_counts(self, dataset: Dataset) -> list[int]:
-        """How many labelled images of each class the client learns from."""
-        return np.bincount(dataset.labels[self.pools()[0]], minlength=len(dataset.classes)).tolist()
-
 
 def cycle(pool: np.ndarray, length: int, *key: rng.Key) -> np.ndarray:
     """`length` entries of a reshuffled cycle over `pool`."""
@@ -129,6 +125,7 @@ class DeviceImages:
         self.side = dataset.shape[0]
         self.images = _tensor(dataset.images).to(device)
         self.labels = _tensor(dataset.labels).to(device)
+        self._classes, self._number = dataset.labels, len(dataset.classes)
         self.test_images = _tensor(dataset.test_images).to(device)
         self.test_labels = _tensor(dataset.test_labels).to(device)
         self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
@@ -171,18 +168,28 @@ class DeviceImages:
             "strong": strong.make(self, augment.strong_decisions, augment.strong),
             "plain": self.plain(plain.index()),
         }
-        labels = self._classes([index for _, labelled, unlabelled, _ in parts for index in (labelled, unlabelled)])
-        return [self._assemble(*part, pixels, labels[2 * i], labels[2 * i + 1]) for i, part in enumerate(parts)]
+        every = [index for _, labelled, unlabelled, _ in parts for index in (labelled, unlabelled)]
+        on_device = self._upload(np.concatenate(every))
+        sizes = [len(index) for index in every]
+        rows, labels = on_device.split(sizes), self.labels[on_device].split(sizes)
+        return [
+            self._assemble(plan, spans, pixels, labels[2 * i], labels[2 * i + 1], rows[2 * i + 1])
+            for i, (plan, _, _, spans) in enumerate(parts)
+        ]
+
+    def class_counts(self, plans: Sequence[BatchPlan]) -> list[Tensor]:
+        """How many labelled images of each class each of these clients learns from; one upload for all."""
+        counts = [np.bincount(self._classes[plan.pools()[0]], minlength=self._number) for plan in plans]
+        return list(self._upload(np.stack(counts))) if counts else []
 
     def _assemble(
         self,
         plan: BatchPlan,
-        labelled: np.ndarray,
-        unlabelled: np.ndarray,
         spans: dict[str, slice],
         pixels: dict[str, Tensor],
         labels: Tensor,
         truth: Tensor,
+        index: Tensor,
     ) -> Batch:
         def view(kind: str, source: str) -> Tensor:
             made = pixels[source]
@@ -198,12 +205,8 @@ class DeviceImages:
             weak=view("weak", "weak"),
             strong=view("strong", "strong"),
             truth=truth.view(plan.steps, -1),
-            index=self._upload(unlabelled).view(plan.steps, -1),
+            index=index.view(plan.steps, -1),
         )
-
-    def _classes(self, indices: list[np.ndarray]) -> list[Tensor]:
-        every = self.labels[self._upload(np.concatenate(indices))]
-        return list(every.split([len(index) for index in indices]))
 
     def _upload(self, index: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(self.device, non_blocking=True)

@@ -73,6 +73,7 @@ class Federation:
         assignments = self.server.assignments()
         plans = [self._plan(assignment) for assignment in assignments]
         batches = self.images.batches(plans, self.experiment.seed, self.round + 1) if plans else []
+        class_counts = self.images.class_counts(plans)
         return [
             Task(
                 self.server.program,
@@ -81,10 +82,10 @@ class Federation:
                 batch,
                 self.server.broadcast(assignment),
                 (assignment.seed, assignment.round, assignment.client),
-                plan.class_counts(self.dataset),
+                counts,
                 self.server.memories.get(assignment.client, {}),
             )
-            for assignment, plan, batch in zip(assignments, plans, batches, strict=True)
+            for assignment, batch, counts in zip(assignments, batches, class_counts, strict=True)
         ]
 
     def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:

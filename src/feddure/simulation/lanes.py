@@ -8,7 +8,7 @@ anything else until the round is over. On a CPU the lanes take turns, which chan
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +35,7 @@ class Task:
     batches: Batch
     received: Mapping[str, Tensor]
     key: tuple[int, ...]  # seed, round, client: what random decisions of this task depend on
-    class_counts: Sequence[int]  # of the client's labelled images
+    class_counts: Tensor  # of the client's labelled images
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class Lane:
         """Put a task's model and memory in place; returns its batches with what the method made for all steps."""
         with self._on_stream():
             self.client.receive(task.received, task.key)
-            self.client.class_counts.copy_(torch.tensor(task.class_counts, dtype=torch.float64))
+            self.client.class_counts.copy_(task.class_counts)
             for value in self.client.state.values():  # nothing of the lane's last client, or of the capture, stays
                 value.zero_()
             for optimizer in self.client.optimizers.values():

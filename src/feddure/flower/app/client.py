@@ -155,7 +155,7 @@ class Worker:
         (batches,) = self.engine.images(site.data.dataset).batches([plan], assignment.seed, assignment.round)
         key = (assignment.seed, assignment.round, assignment.client)
         program = self.engine.program(self.experiment, site.data.dataset)
-        counts = plan.class_counts(site.data.dataset)
+        (counts,) = self.engine.images(site.data.dataset).class_counts([plan])
         lane_task = LaneTask(program, assignment.client, assignment.steps, batches, received, key, counts, memory)
         return self.engine.run([lane_task])[0]
 
