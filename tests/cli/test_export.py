@@ -43,6 +43,6 @@ def test_options(tmp_path):
     images = torch.full((1, 1, 8, 8), 99, dtype=torch.uint8)
     before = torch.jit.load(target)(images)
     with pytest.raises(RunError, match="--force"):
-        invoke(folder, "--out", target, "--ema")
-    invoke(folder, "--out", target, "--ema", "--force")
+        invoke(folder, "--out", target, "--model", "last")
+    invoke(folder, "--out", target, "--model", "last", "--force")
     assert not torch.equal(torch.jit.load(target)(images)[1], before[1])

@@ -99,7 +99,7 @@ def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(ru
     for one, other in zip(found, wanted, strict=True):
         assert one["class"] == other["class"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
-    assert as_records(invoke(run, photos, "--json", "--ema")[0]) != wanted
+    assert as_records(invoke(run, photos, "--json", "--model", "last")[0]) != wanted
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos, tmp_path, monkeypatch):

@@ -137,9 +137,10 @@ def test_a_built_in_network_computes_the_same_everywhere_and_quietly(tmp_path, c
 
 def test_a_trained_run_and_its_averaged_model(trained, exported, tmp_path):
     pixels = folders.IMAGES.test_images
-    averaged = feddure.export(trained, tmp_path / "averaged.safetensors", ema=True)
-    for file, ema in (*((file, False) for file in exported.values()), (averaged, True)):
-        wanted = feddure.load_model(trained, ema=ema)(pixels)
+    averaged = feddure.export(trained, tmp_path / "averaged.safetensors", model="averaged")
+    last = feddure.export(trained, tmp_path / "last.safetensors", model="last")
+    for file, which in (*((file, "auto") for file in exported.values()), (averaged, "averaged"), (last, "last")):
+        wanted = feddure.load_model(trained, model=which)(pixels)
         assert np.abs(feddure.load_model(file)(pixels) - wanted).max() < 1e-4
 
 

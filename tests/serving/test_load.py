@@ -39,13 +39,14 @@ def confusion(model):
 
 
 def test_a_run_folder_and_its_model_file_are_the_same_model(trained):
-    model = feddure.load_model(trained)
+    model = feddure.load_model(trained, model="last")
     last = feddure.Run(trained).metrics[-1]
     assert last["test"]["accuracy"] > 0.3
-    averaged = feddure.load_model(trained, ema=True)
+    averaged = feddure.load_model(trained, model="averaged")
     assert confusion(model) == last["test"]["confusion"]
     assert confusion(averaged) == last["test_ema"]["confusion"]
     assert not np.allclose(averaged(PIXELS), model(PIXELS))
+    assert (feddure.load_model(trained)(PIXELS) == averaged(PIXELS)).all()  # what people want where there is one
     assert list(model.classes) == list("abcd")
     assert (feddure.load_model(trained / "model.safetensors")(PIXELS) == model(PIXELS)).all()
     assert model(PIXELS[:0]).shape == (0, 4)
@@ -69,17 +70,17 @@ def old_run(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ema", [False, True])
-def test_a_run_of_version_0_1_is_loaded_and_exported(tmp_path, ema):
+@pytest.mark.parametrize("which", ["auto", "averaged"])
+def test_a_run_of_version_0_1_is_loaded_and_exported(tmp_path, which):
     folder = old_run(tmp_path / "old")
-    model = feddure.load_model(folder, ema=ema)
+    model = feddure.load_model(folder, model=which)
     about = model.description
     assert (about.size, about.channels, about.depth, about.norm) == (8, 1, 12, "batch")
-    network = networks.make("cnn", 1, 4, "batch", seed=int(ema)).eval()
+    network = networks.make("cnn", 1, 4, "batch", seed=int(which == "averaged")).eval()
     with torch.no_grad():
         wanted = network((torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - 0.35) / 0.25).softmax(1)
     assert np.abs(model(PIXELS) - wanted.numpy()).max() < 1e-5
-    file = feddure.export(folder, tmp_path / "file.safetensors", ema=ema)
+    file = feddure.export(folder, tmp_path / "file.safetensors", model=which)
     assert (feddure.load_model(file)(PIXELS) == model(PIXELS)).all()
 
 
@@ -94,26 +95,33 @@ def test_a_file_that_version_0_1_exported_is_loaded(tmp_path):
     assert model(np.zeros((3, 12, 12, 3), dtype=np.uint8)).shape == (3, 2)
 
 
-def test_runs_without_an_averaged_model_say_so(tmp_path, trained, exported):
+def test_a_model_that_is_not_there_is_refused(tmp_path, trained, exported):
     for file in (trained / "model.safetensors", exported["torchscript"]):
-        with pytest.raises(RunError, match="give that folder with --ema"):
-            feddure.load_model(file, ema=True)
-    for changes, message in (({}, "kept no averaged model"), ({"server.ema": 0.5, "batch_norm": "static"}, "static")):
-        folder = folders.execute(tmp_path / str(len(changes)), rounds=1, **changes).folder
-        with pytest.raises(RunError, match=message):
-            feddure.load_model(folder, ema=True)
+        with pytest.raises(RunError, match="a file holds one model"):
+            feddure.load_model(file, model="averaged")
+    folder = folders.execute(tmp_path / "run", rounds=1).folder
+    with pytest.raises(RunError, match="kept no averaged model"):
+        feddure.load_model(folder, model="averaged")
+    with pytest.raises(ConfigError, match="expected one of auto, averaged, last"):
+        feddure.load_model(folder, model="best")
 
 
-def test_a_checkpoint_of_another_moment_is_not_the_averaged_model(copied):
-    file = copied / checkpoint.FILE
-    whole = file.read_bytes()
-    file.write_bytes(whole.replace(b'\\"round\\": 8', b'\\"round\\": 4'))
-    assert file.read_bytes() != whole
-    with pytest.raises(RunError, match="not the checkpoint that the finished run left"):
-        feddure.load_model(copied, ema=True)
-    file.unlink()
-    with pytest.raises(RunError, match="the averaged model cannot be read"):
-        feddure.load_model(copied, ema=True)
+def test_the_averaged_model_has_statistics_of_its_own_where_they_are_measured(tmp_path):
+    changes = {"server.ema": 0.5, "batch_norm": "static", "rounds": 2}
+    folder = folders.execute(tmp_path / "run", **changes).folder
+    averaged, last = (feddure.load_model(folder, model=which)(PIXELS) for which in ("averaged", "last"))
+    assert not np.allclose(averaged, last)
+
+
+@pytest.mark.parametrize("damage", ["another moment", "gone"])
+def test_a_checkpoint_of_0_1_that_is_not_the_last_is_no_averaged_model(tmp_path, damage):
+    file = old_run(tmp_path / "old") / checkpoint.FILE
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes().replace(b'\\"round\\": ', b'\\"round\\": 1'))
+    with pytest.raises(RunError, match=r"cannot be read|not the checkpoint that the finished run left"):
+        feddure.load_model(tmp_path / "old", model="averaged")
 
 
 def test_places_without_a_model(tmp_path, copied):
@@ -188,13 +196,13 @@ def test_a_file_that_was_cut_off(tmp_path, exported, kind):
     ],
 )
 def test_tensors_that_do_not_fit_the_network(copied, change):
-    rewrite(copied / "model.safetensors", change)
+    rewrite(copied / "averaged.safetensors", change)
     with pytest.raises(RunError, match=r"not those of model 'cnn' \(\d\.bias\)"):
         feddure.load_model(copied)
 
 
 def test_a_diverged_model(copied):
-    rewrite(copied / "model.safetensors", lambda tensors: tensors["6.bias"].fill_(torch.nan))
+    rewrite(copied / "averaged.safetensors", lambda tensors: tensors["6.bias"].fill_(torch.nan))
     with pytest.raises(RunError, match="output is not finite"):
         feddure.load_model(copied)(PIXELS)
 

@@ -18,9 +18,12 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="The file to write; default: in the run's folder, with its name.")
     ] = None,
-    ema: Annotated[
-        bool, typer.Option("--ema", help="The averaged model of a run with `server.ema`, in place of the global one.")
-    ] = False,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."
+        ),
+    ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write a trained model as safetensors, ONNX or TorchScript, with its classes and normalisation inside.
@@ -39,8 +42,8 @@ def export(
     from feddure.serving.export import export as write_model  # torch takes seconds: only when it is needed
     from feddure.serving.load import detect, read_network
 
-    target = write_model(run, out, format=kind, ema=ema, force=force)
-    about, _ = read_network(run)
+    target = write_model(run, out, format=kind, model=which, force=force)
+    about, _ = read_network(run, which)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     if detect(target.read_bytes()) == "safetensors":

@@ -33,9 +33,12 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="Classes to show for an image.")] = 3,
     batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images classified at once.")] = 64,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    ema: Annotated[
-        bool, typer.Option("--ema", help="The averaged model of a run with `server.ema`, in place of the global one.")
-    ] = False,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."
+        ),
+    ] = "auto",
 ) -> None:
     """Say what is on images: the most probable classes with their probabilities.
 
@@ -55,7 +58,7 @@ def predict(
 
     expect_writable(csv_file, "--csv")
     files = find_images(images)
-    trained = load_model(model, device=device, ema=ema)
+    trained = load_model(model, device=device, model=which)
     found = []
     for prediction in classify(trained, files, batch, progress=not as_json):  # a bar would take over standard output
         found.append(prediction)

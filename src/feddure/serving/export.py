@@ -29,22 +29,22 @@ def export(
     out: Path | str | None = None,
     *,
     format: str | None = None,
-    ema: bool = False,
+    model: str = "auto",
     force: bool = False,
 ) -> Path:
     """Write the model of a run (or of a safetensors file) as safetensors, ONNX or TorchScript; returns the file.
 
-    Without `out` the file lies in the run's folder, or beside the given file, and has its name; without `format` the
-    ending of `out` decides.
+    `model` is "averaged", "last" or "auto", as in `load_model`. Without `out` the file lies in the run's folder, or
+    beside the given file, and has its name; without `format` the ending of `out` decides.
     """
     source = Path(source)
     kind = _format(format, None if out is None else Path(out))
-    path, content = load.read_file(source)
+    path, content = load.read_file(source, model)
     target = _default_target(source, kind) if out is None else Path(out)
     _check_target(target, path, force)
     if load.detect(content) in ("onnx", "torchscript"):
         raise RunError(f"{path}: is an exported file, which cannot be exported again; give the run's folder")
-    description, network = load.read_network(source, ema)
+    description, network = load.read_network(source, model)
     try:
         written = _WRITERS[kind](network, description)
     except FeddureError:

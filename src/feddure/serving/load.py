@@ -124,30 +124,39 @@ class Model:
         return probabilities
 
 
-def load_model(source: Path | str, *, device: str = "auto", ema: bool = False) -> Model:
+MODELS = ("auto", "averaged", "last")
+"""Which model of a run: its average over rounds where there is one, or the one or the other."""
+
+
+def load_model(source: Path | str, *, device: str = "auto", model: str = "auto") -> Model:
     """The model of a finished run, or in an exported file.
 
-    `device` is auto, cpu or cuda; `ema` asks for a run's averaged model instead of the global one.
+    `device` is auto, cpu or cuda. Of a run, `model` is "averaged" (over rounds), "last" (of the last round), or
+    "auto": the averaged one where the run has it.
     """
     source = Path(source)
     target = _device(device)
-    path, content = read_file(source)
+    path, content = read_file(source, model)
     kind = detect(content)
     if kind is None:
         raise _not_ours(path)
     if kind == "safetensors":
-        description, network = read_network(source, ema)
+        description, network = read_network(source, model)
         return Model(source, description, run_module(Classifier(network, description).eval().to(target), target))
-    if ema:
-        raise _no_average(source)
     if kind == "onnx" and device == "auto":
         target = torch.device("cpu")  # the common onnxruntime has no CUDA
     return Model(source, *(run_onnx if kind == "onnx" else run_torchscript)(content, path, target))
 
 
-def read_file(source: Path) -> tuple[Path, bytes]:
+def read_file(source: Path, model: str = "auto") -> tuple[Path, bytes]:
     """The file with the model, that of a run folder or the one that was given, and what is in it."""
+    if model not in MODELS:
+        raise ConfigError(f"model '{model}': expected one of {', '.join(MODELS)}")
+    if model != "auto" and source.is_file():
+        raise RunError(f"{source}: a file holds one model; '{model}' can be asked of a run's folder")
     path = source / runs.MODEL_FILE if source.is_dir() else source
+    if model != "last" and path.exists() and (source / runs.AVERAGED_FILE).exists():  # a run without both goes on
+        path = source / runs.AVERAGED_FILE
     if not source.exists():
         raise RunError(f"{source}: there is no such run folder or model file")
     if not path.is_file():
@@ -175,16 +184,13 @@ def detect(content: bytes) -> str | None:
     return "onnx" if content.startswith(b"\x08") else None  # the field that comes first: the format's version
 
 
-def read_network(source: Path, ema: bool = False) -> tuple[Description, nn.Module]:
-    """The network of a run folder or safetensors file, ready to evaluate in single precision.
-
-    With `ema` it is the averaged model, which a run with `server.ema` keeps in its last checkpoint.
-    """
-    path, content = read_file(source)
+def read_network(source: Path, model: str = "auto") -> tuple[Description, nn.Module]:
+    """The network of a run folder or safetensors file, ready to evaluate in single precision."""
+    path, content = read_file(source, model)
     about, tensors = parse_safetensors(content, path)
     module = networks.make(about.model, about.channels, len(about.classes), about.norm, seed=0)
-    if ema:
-        tensors = _averaged(source, module)
+    if model == "averaged" and path.name != runs.AVERAGED_FILE:
+        tensors = _averaged_of_0_1(source, module)
     _fill(module, tensors, path, about)
     return about, module.eval().requires_grad_(False)
 
@@ -281,17 +287,11 @@ def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path, description
             own[name].copy_(tensors[name])
 
 
-def _averaged(source: Path, module: nn.Module) -> dict[str, Tensor]:
+def _averaged_of_0_1(source: Path, module: nn.Module) -> dict[str, Tensor]:
+    """The average in the last checkpoint of a run of 0.1, which wrote no file of its own for it."""
     experiment = runs.read_config(source)
-    if experiment is None:
-        raise _no_average(source)
-    if experiment.server.ema is None:
+    if experiment is None or experiment.server.ema is None or experiment.batch_norm == "static":
         raise RunError(f"{source}: the run kept no averaged model; train with --set server.ema=0.9 to have one")
-    if experiment.batch_norm == "static":
-        raise RunError(
-            f"{source}: the averaged model of a run with batch_norm: static has no statistics of its own; "
-            "leave out --ema, or train with batch_norm: aggregate"
-        )
     file = source / checkpoint.FILE
     try:
         with safe_open(file, framework="pt") as opened:
@@ -314,7 +314,3 @@ def _device(wanted: str) -> torch.device:
 
 def _not_ours(where: object) -> RunError:
     return RunError(f"{where}: not a model that feddure wrote; give a run folder or an exported file")
-
-
-def _no_average(source: Path) -> RunError:
-    return RunError(f"{source}: the averaged model lies in a run's folder; give that folder with --ema")

@@ -46,7 +46,7 @@ def predict(
     *,
     batch: int = BATCH,
     device: str = "auto",
-    ema: bool = False,
+    model: str = "auto",
     progress: bool = False,
 ) -> list[Prediction]:
     """The classes of image files, and of all files in folders.
@@ -56,8 +56,8 @@ def predict(
     """
     paths = [images] if isinstance(images, Path | str) else images
     files = find_images([Path(path) for path in paths])
-    model = source if isinstance(source, Model) else load_model(source, device=device, ema=ema)
-    return list(classify(model, files, batch, progress))
+    trained = source if isinstance(source, Model) else load_model(source, device=device, model=model)
+    return list(classify(trained, files, batch, progress))
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:

@@ -35,7 +35,8 @@ from feddure.tracking.console import console_observer
 from feddure.tracking.observer import Observer
 from feddure.tracking.tensorboard import TensorBoard
 
-PARTITION_FILE, MODEL_FILE, REPORT_FILE = "partition.npz", "model.safetensors", "report.html"
+PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
+MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
 LOCK_FILE = ".lock"
 
 
@@ -80,7 +81,7 @@ def execute(
             console.begin(experiment.rounds, federation.round)
             watching.append(console)
         _train(federation, folder, watching, resume_command)
-        write_whole(folder / MODEL_FILE, pack_model(federation.server), RunError)
+        write_models(federation.server, folder)
         write_report([folder], folder / REPORT_FILE)
     return records.read_run(folder)
 
@@ -290,8 +291,15 @@ def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partit
     return partitions.make(dataset, experiment.partition, experiment.partition_seed)
 
 
-def pack_model(server: Server) -> bytes:
-    """The global model as a file: tensors by name, and in the header what they belong to."""
+def write_models(server: Server, folder: Path) -> None:
+    """The global model, and first its average over rounds where the server keeps one."""
+    if server.decay is not None:
+        write_whole(folder / AVERAGED_FILE, _pack_model(server, averaged=True), RunError)
+    write_whole(folder / MODEL_FILE, _pack_model(server), RunError)
+
+
+def _pack_model(server: Server, averaged: bool = False) -> bytes:
+    """A model as a file: tensors by name, and in the header what they belong to."""
     header = {
         "experiment": server.experiment.model_dump(),
         "classes": server.dataset.classes,
@@ -300,5 +308,5 @@ def pack_model(server: Server) -> bytes:
         "shape": server.dataset.shape,
         "norm": server.method.norm,
     }
-    tensors = {name: tensor.cpu() for name, tensor in server.model_state().items()}
+    tensors = {name: tensor.cpu() for name, tensor in server.model_state(averaged).items()}
     return save(tensors, checkpoint.pack_header(header))

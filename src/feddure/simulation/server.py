@@ -169,9 +169,10 @@ class Server:
             found["test_ema"] = self._evaluate(*self.averaged)
         return found
 
-    def model_state(self) -> dict[str, Tensor]:
-        """The global model's state by name."""
-        return self.program.network.state_dict(*self._as_evaluated(*self.method.global_model(self.state)))
+    def model_state(self, averaged: bool = False) -> dict[str, Tensor]:
+        """The state of the global model, or of its average over rounds, by name."""
+        model = self.averaged if averaged else self.method.global_model(self.state)
+        return self.program.network.state_dict(*self._as_evaluated(*model))
 
     # --- details -------------------------------------------------------------------------------------
     def _as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:

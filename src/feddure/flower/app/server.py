@@ -80,7 +80,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
             rounds = Rounds(grid, options, server, sites, closing)
             while server.round < server.experiment.rounds:
                 rounds.run_next()
-        write_whole(folder / runs.MODEL_FILE, runs.pack_model(server), RunError)
+        runs.write_models(server, folder)
         log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
 
