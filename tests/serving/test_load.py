@@ -102,6 +102,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path, trained, exported):
     folder = folders.execute(tmp_path / "run", rounds=1).folder
     with pytest.raises(RunError, match="kept no averaged model"):
         feddure.load_model(folder, model="averaged")
+    alone = folders.execute(tmp_path / "alone", rounds=1, method="local").folder
+    with pytest.raises(RunError, match="its clients trained alone"):
+        feddure.load_model(alone)
     with pytest.raises(ConfigError, match="expected one of auto, averaged, last"):
         feddure.load_model(folder, model="best")
 

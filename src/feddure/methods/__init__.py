@@ -38,6 +38,12 @@ def title(name: str) -> str:
     return (found and found.title) or name
 
 
+def exchanges(name: str) -> bool:
+    """Whether clients of this method send anything, so that there is a common model."""
+    found = METHODS.get(name)
+    return found is None or found.exchanges
+
+
 def register(name: str, method: type[Method]) -> None:
     """Make `method: name` mean this class."""
     METHODS[name] = _checked_class(method, name)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from feddure import methods
 from feddure import nn as networks
 from feddure.data.sources import folder as folder_source
 from feddure.data.sources.images import FULL_DEPTH
@@ -187,6 +188,9 @@ def detect(content: bytes) -> str | None:
 def read_network(source: Path, model: str = "auto") -> tuple[Description, nn.Module]:
     """The network of a run folder or safetensors file, ready to evaluate in single precision."""
     path, content = read_file(source, model)
+    experiment = runs.read_config(source) if source.is_dir() else None
+    if experiment is not None and not methods.exchanges(experiment.method):
+        raise RunError(f"{source}: its clients trained alone (method '{experiment.method}'); there is no common model")
     about, tensors = parse_safetensors(content, path)
     module = networks.make(about.model, about.channels, len(about.classes), about.norm, seed=0)
     if model == "averaged" and path.name != runs.AVERAGED_FILE:

@@ -46,7 +46,9 @@ def answer(reply):
     return dict(reply.content.config_records[ANSWER])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml", "fedtutor", "sage"]
+)
 def test_a_site_trains_as_the_simulators_client_does(root, method):
     federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
     nodes = federated.grid(root)

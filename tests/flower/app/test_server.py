@@ -417,6 +417,7 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
     [
         ({"method": "fedavg-sl"}, "learns from the labels of all images, but the sites have 80"),
         ({"settings": ALL + " batch_norm=static"}, "a server has no training images; use aggregate"),
+        ({"settings": ALL, "method": "local"}, "exchanges nothing"),
     ],
 )
 def test_what_a_real_federation_cannot_do(root, given, problem):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feddure import experiments
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError, did_you_mean
 from feddure.files import write_whole
@@ -89,6 +89,10 @@ def read(given: Mapping[str, Any]) -> RunOptions:
     experiment = _experiment(values, description, sets)
     if experiment.batch_norm == "static":
         raise ConfigError("batch_norm: static was given, but a server has no training images; use aggregate")
+    if not methods.exchanges(experiment.method):
+        raise ConfigError(
+            f"method '{experiment.method}' exchanges nothing, so a federation has nothing to do; use another"
+        )
     timeout = values["timeout-seconds"] or (description.timeout_seconds if description else 600.0)
     return RunOptions(
         experiment=experiment,
