@@ -103,7 +103,9 @@ class Experiment(_Section):
 
     dataset: str = Field("fashion-mini", description="Data set name, `folder:PATH`, `npz:PATH` or `module:function`.")
     method: str = Field("feddure", description="Method name, or `package.module:Class` for your own.")
-    model: str = Field("resnet9", description="Network name (resnet9, resnet9-slim, cnn) or `package.module:Class`.")
+    model: str = Field(
+        "resnet9", description="Network: resnet9, resnet9-slim, resnet8, cnn, or `package.module:Class`."
+    )
     norm: Literal["batch", "group"] = Field("batch", description="Normalisation layer of the built-in networks.")
     batch_norm: Literal["aggregate", "static"] = Field(
         "aggregate",

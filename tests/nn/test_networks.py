@@ -21,11 +21,21 @@ def test_the_papers_network_has_the_papers_size():
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize(("side", "channels"), [(28, 1), (16, 3)])
-@pytest.mark.parametrize("name", ["resnet9-slim", "cnn"])
+@pytest.mark.parametrize("name", ["resnet9-slim", "resnet8", "cnn"])
 def test_any_size_of_image(name, side, channels, norm):
     module = networks.make(name, channels, 7, norm, seed=0)
     with torch.no_grad():
         assert module(torch.zeros(2, channels, side, side)).shape == (2, 7)
+
+
+def test_resnet8_is_that_of_sage():
+    module = networks.make("resnet8", 3, 10, "batch", seed=0)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 1_227_594
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    assert [conv.stride[0] for conv in convolutions] == [1, 1, 1, 2, 1, 2, 2, 1, 2]
+    assert all(conv.bias is None for conv in convolutions)
+    last = max(convolutions, key=lambda conv: conv.weight.numel())
+    assert last.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.02)
 
 
 def test_any_network_can_do_without_normalisation():
@@ -81,7 +91,7 @@ def test_a_network_of_ones_own(images):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet99", "resnet99.* resnet9, resnet9-slim, cnn"),
+        ("resnet99", "resnet99.* resnet9, resnet9-slim, resnet8, cnn"),
         ("feddure.nn.networks:LargeCNN", r"feddure\.nn\.networks.* has no .*LargeCNN"),
     ],
 )

@@ -52,7 +52,7 @@ def pixels(channels=3, side=12, count=5):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("name", ["cnn", "resnet9-slim"])
+@pytest.mark.parametrize("name", ["cnn", "resnet9-slim", "resnet8"])
 def test_built_in_networks(name, norm):
     assert_tangent_is_exact(networks.make(name, 3, 4, norm, seed=0), pixels(), explicit=True)
 

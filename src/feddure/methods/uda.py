@@ -10,6 +10,7 @@ from feddure.data.batches import Batch, Needs
 from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
 from feddure.methods.fixmatch import confident
+from feddure.methods.teacher import soft_cross_entropy
 
 
 class Options(base.Options):
@@ -33,7 +34,7 @@ class FedAvgUDA(Method):
         labelled, weak, strong = client.model(batch.labelled, batch.weak, batch.strong)
         pseudo, mask = confident(weak, self.options.threshold)
         targets = (weak.detach() / self.options.temperature).softmax(1)
-        losses = -(targets * strong.log_softmax(1)).sum(1)
+        losses = soft_cross_entropy(strong, targets)
         supervised = mean(cross_entropy(labelled, batch.labels))
         client.descend(supervised + self.options.weight * mean(mask * losses))
         return record(supervised, losses, mask, pseudo)

@@ -8,14 +8,15 @@ from torch import nn
 
 from feddure import plugins
 from feddure.errors import ConfigError
-from feddure.nn.networks import ResNet9, SmallCNN, without_norms
+from feddure.nn.networks import ResNet8, ResNet9, SmallCNN, without_norms
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet9": ResNet9,
     "resnet9-slim": partial(ResNet9, width=16),
+    "resnet8": ResNet8,
     "cnn": SmallCNN,
 }
-TITLES = {"resnet9": "ResNet-9", "resnet9-slim": "ResNet-9 slim", "cnn": "CNN"}
+TITLES = {"resnet9": "ResNet-9", "resnet9-slim": "ResNet-9 slim", "resnet8": "ResNet-8", "cnn": "CNN"}
 """Networks as people write their names."""
 
 _REGISTERED: dict[str, Callable[..., nn.Module]] = {}

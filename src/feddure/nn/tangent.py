@@ -23,14 +23,15 @@ class GlobalMaxPool(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + inner(x)."""
+    """x + inner(x), or shortcut(x) + inner(x) where shapes change."""
 
-    def __init__(self, inner: nn.Module):
+    def __init__(self, inner: nn.Module, shortcut: nn.Module | None = None):
         super().__init__()
         self.inner = inner
+        self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
+        return (x if self.shortcut is None else self.shortcut(x)) + self.inner(x)
 
 
 def supports(module: nn.Module) -> bool:
@@ -57,6 +58,8 @@ def derivative(module: nn.Module, weights: Named, along: Named, images: Tensor) 
 def _carry(module: nn.Module, prefix: str, weights: Named, along: Named, pair: Pair) -> Pair:
     if isinstance(module, Residual):
         x, dx = pair
+        if module.shortcut is not None:
+            x, dx = _carry(module.shortcut, prefix + "shortcut.", weights, along, pair)
         y, dy = _carry(module.inner, prefix + "inner.", weights, along, pair)
         return x + y, dy if dx is None else dx if dy is None else dx + dy
     if isinstance(module, nn.Sequential):
@@ -190,5 +193,6 @@ _RULES: dict[type, Callable[[nn.Module, dict, dict, Pair], Pair]] = {
     GlobalMaxPool: _global_max_pool,
     nn.Flatten: _flatten,
     nn.AvgPool2d: _flatten,
+    nn.AdaptiveAvgPool2d: _flatten,
     nn.Identity: _flatten,
 }
