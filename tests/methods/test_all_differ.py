@@ -85,7 +85,8 @@ def test_a_step_never_looks_at_its_data(method, labelled, unlabelled):
         index=torch.empty(unlabelled, dtype=torch.int64, device=META),
         **views,
     )
-    client.received = {"theta": client.theta, "statistics": client.statistics}
+    model = {"theta": client.theta, "statistics": client.statistics}
+    client.received = model | {f"teacher.{name}": tensor for name, tensor in model.items()}
     made = algorithm.before_steps(client, batch.map(lambda tensor: tensor.unsqueeze(0)))
     step = replace(batch, made={name: tensor.squeeze(0) for name, tensor in made.items()})
     record = algorithm.step(client, step)
