@@ -161,6 +161,8 @@ def test_values_of_set(text, key, value):
         ("engine.lanes=0", "engine.lanes: 0 was given"),
         ("engine.precision=fp16", "engine.precision: 'fp16' was given"),
         ("server.ema=1", "server.ema: 1 was given"),
+        ("optimizer.momentum=0.9", "belong to sgd: add optimizer.name=sgd"),
+        ("optimizer={name: sgd, nesterov: true}", "nesterov was given without optimizer.momentum"),
         ("clients_per_round=210", r"clients_per_round is 210 but partition.clients is \d+:"),
         ("feddure.maml_order=3", "feddure.maml_order: 3 was given, expected 1 or 2"),
         ("feddure.reword=rise", r"did you mean 'feddure.reward'\?"),

@@ -132,6 +132,13 @@ def _check_together(experiment: Experiment) -> None:
             f"clients_per_round is {experiment.clients_per_round} but partition.clients is {part.clients}: "
             "a round cannot draw more clients than there are"
         )
+    optimizer = experiment.optimizer
+    if optimizer.name == "adam" and (optimizer.momentum or optimizer.nesterov):
+        raise ConfigError(
+            "optimizer.momentum and optimizer.nesterov were given, but belong to sgd: add optimizer.name=sgd"
+        )
+    if optimizer.nesterov and not optimizer.momentum:
+        raise ConfigError("optimizer.nesterov was given without optimizer.momentum: add, say, optimizer.momentum=0.9")
     try:
         json.dumps(experiment.options)
     except TypeError:
