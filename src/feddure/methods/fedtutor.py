@@ -73,7 +73,8 @@ class FedTutor(WithTeacher):
         found = {name: client.frozen(self.teacher, images).softmax(-1) for name, images in wanted.items()}
         self._calibrate(client, found)
         if self.options.shuffle:
-            found = {name: q.flatten(0, 1).roll(len(q.flatten(0, 1)) // 2, 0).view_as(q) for name, q in found.items()}
+            flat = {name: q.flatten(0, 1) for name, q in found.items()}
+            found = {name: q.roll(len(q) // 2, 0).view_as(found[name]) for name, q in flat.items()}
         return found
 
     def _calibrate(self, client: Client, found: Mapping[str, Tensor]) -> None:
@@ -81,8 +82,9 @@ class FedTutor(WithTeacher):
         if self.options.calibrate != "none":
             counts = client.class_counts
             prior[0].copy_(strength * ((counts + 1) / (counts.sum() + client.classes)).log())
-        if self.options.calibrate == "both" and found.get("unlabelled") is not None and found["unlabelled"].numel():
-            prior[1].copy_(strength * (found["unlabelled"].flatten(0, 1).mean(0) + 1e-3).log())
+        q = found.get("unlabelled")
+        if self.options.calibrate == "both" and q is not None and q.numel():
+            prior[1].copy_(strength * (q.flatten(0, 1).mean(0) + 1e-3).log())
 
     def step(self, client: Client, batch: Batch) -> State:
         on_x, on_u = client.model(batch.labelled, batch.strong)

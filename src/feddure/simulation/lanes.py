@@ -127,6 +127,7 @@ class Lane:
     def prepare(self, task: Task) -> None:
         """Capture what a task's shape of batch needs before any clock runs."""
         if self.program.captures:
+            self.follow()
             self._graph_of(self._receive(task))
 
     def _on_stream(self):
@@ -152,9 +153,10 @@ class _StepGraph:
     """One local step as a CUDA graph with static inputs."""
 
     def __init__(self, lane: Lane, batch: Batch):
-        self._inputs = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         program, client = lane.program, lane.client
         assert lane.stream is not None
+        torch.cuda.current_stream().wait_stream(lane.stream)  # which made what the method wants for all steps
+        self._inputs = batch.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
         lane.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(lane.stream):
             for _ in range(3):  # compile, autotune and allocate outside the capture; a task resets the state after
