@@ -98,6 +98,17 @@ def test_the_time_left_counts_what_is_still_to_come():
     assert line.endswith("left 0:03:29")
 
 
+def test_of_several_runs_a_log_has_a_line_now_and_then_and_one_at_the_end_of_each():
+    console, clock = pipe(), Clock()
+    log = PlainLog(console, clock)
+    log.begin(200, name="FedAvg, seed 0")
+    for number in range(1, 201):
+        clock.now += 1.0
+        log.round_done(FEDERATION, record(number, 0.5), 1.0)
+    rounds = [line.split("  ")[1] for line in written(console).splitlines()]
+    assert rounds == [f"round {number}/200" for number in (*range(1, 200, 10), 200)]
+
+
 def test_what_a_method_does_not_record_or_could_not_compute_is_no_error():
     bare = {"round": 1, "test": {"accuracy": 0.1, "loss": None}, "train": {"loss": None}}
     lines = show(

@@ -3,6 +3,7 @@
 Both are observers and write to standard error; standard output is for results: `summary_table`.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from feddure.tracking.observer import Observer
 from feddure.tracking.records import Record, Run
 from feddure.tracking.summary import NOTHING, number, summarise
 
+_SECONDS_BETWEEN_LINES = 10.0
 _WINDOW = 50  # rounds over which speed is measured
 Clock = Callable[[], float]
 
@@ -99,11 +101,15 @@ class Progress(_Speed):
 
 
 class PlainLog(_Speed):
-    """One line for the first round and for each evaluation, for logs and pipes."""
+    """One line for the first round and for each evaluation, for logs and pipes.
+
+    Several runs, one after the other, would fill a log: there is a line every ten seconds and at the end of each.
+    """
 
     def __init__(self, console: Console | None = None, clock: Clock = time.monotonic):
         super().__init__(clock)
         self._console = console or Console(stderr=True)
+        self._next_line = -math.inf
 
     def round_done(self, federation: Any, record: Record, seconds: float) -> None:
         """Write a line where there is something new to say."""
@@ -111,6 +117,9 @@ class PlainLog(_Speed):
         super().round_done(federation, record, seconds)
         if not first and "test" not in record:
             return
+        if self.name and self._clock() < self._next_line and record["round"] < federation.experiment.rounds:
+            return
+        self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
         parts = [self.name] if self.name else []
         parts.append(f"round {record['round']}/{federation.experiment.rounds}")
         if "test" in record:
