@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from feddure import plugins
 
-Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "sites"]
+Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "pairs", "sites"]
+DIRICHLET = ("iid-dir", "dir-dir", "pairs")
+"""The settings in which γ acts."""
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -34,6 +37,13 @@ class PartitionOptions(_Section):
     label_fraction: float | None = Field(
         None, gt=0, le=1, description="Labelled share of all training images, instead of labels_per_class."
     )
+    labelled_clients: float = Field(
+        1.0, gt=0, le=1, description="Share of the clients that hold labels; the number of labels stays."
+    )
+    unlabelled_fraction: float = Field(
+        1.0, ge=0, le=1, description="Share of its unlabelled images that each client keeps; the rest is not used."
+    )
+    labelled_as_unlabelled: bool = Field(False, description="Labelled images are among the unlabelled ones too.")
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of the partition; empty means the experiment's seed."
     )

@@ -103,7 +103,8 @@ class BatchPlan:
         """Images that count as labelled, images that count as unlabelled."""
         none = np.empty(0, dtype=np.int64)
         if self.needs.every_label:
-            return np.concatenate([self.labelled, self.unlabelled]), none
+            once = self.unlabelled[~np.isin(self.unlabelled, self.labelled)]
+            return np.concatenate([self.labelled, once]), none
         return self.labelled, self.unlabelled if self.needs.unlabelled else none
 
 

@@ -29,7 +29,8 @@ class Federation:
     """One experiment between rounds: its server, who owns which images, and the engine that trains clients."""
 
     def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine):
-        counts = [ImageCounts(len(x), len(u)) for x, u in zip(partition.labelled, partition.unlabelled, strict=True)]
+        owned = zip(partition.labelled, partition.unlabelled, strict=True)
+        counts = [ImageCounts(len(x), len(u), int(np.isin(x, u).sum())) for x, u in owned]
         static = experiment.batch_norm == "static"
         self.server = Server(
             experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None

@@ -31,6 +31,7 @@ class ImageCounts:
 
     labelled: int
     unlabelled: int
+    both: int = 0  # how many are among the labelled and among the unlabelled ones
 
     @property
     def total(self) -> int:
@@ -103,21 +104,20 @@ class Server:
 
     # --- one round -----------------------------------------------------------------------------------
     def sample(self, round_number: int) -> list[int]:
-        """The clients of a round, in drawing order; clients without any image are never drawn."""
-        able = [client for client, counts in enumerate(self.image_counts) if counts.total]
+        """The clients of a round, in drawing order, of those that have something the method learns from.
+
+        The others would only return the model that they received.
+        """
+        able = [client for client in range(self.clients) if self._can_learn(client)]
         size = min(self.experiment.clients_per_round, len(able))
         return [able[i] for i in rng.sample(len(able), size, self.experiment.seed, "sample", round_number)]
 
     def assignments(self) -> list[Assignment]:
-        """The next round's work, in drawing order.
-
-        A client without anything that the method learns from would only return the model it received.
-        """
+        """The next round's work, in drawing order."""
         number = self.round + 1
         return [
             Assignment(client, number, self.experiment.seed, self._steps(client), self.unlabelled_batch)
             for client in self.sample(number)
-            if self._can_learn(client)
         ]
 
     def broadcast(self, assignment: Assignment) -> State:
@@ -185,7 +185,8 @@ class Server:
 
     def _steps(self, client: int) -> int:
         counts = self.image_counts[client]
-        steps = self.method.steps(counts.labelled, counts.unlabelled, self.unlabelled_batch)
+        unlabelled = counts.unlabelled - (counts.both if self.method.needs.every_label else 0)
+        steps = self.method.steps(counts.labelled, unlabelled, self.unlabelled_batch)
         if steps < 1:
             raise ConfigError(f"method '{self.experiment.method}': {steps} local steps, expected 1 or more")
         return steps

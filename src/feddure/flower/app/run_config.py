@@ -89,6 +89,11 @@ def read(given: Mapping[str, Any]) -> RunOptions:
     experiment = _experiment(values, description, sets)
     if experiment.batch_norm == "static":
         raise ConfigError("batch_norm: static was given, but a server has no training images; use aggregate")
+    if experiment.partition.labelled_as_unlabelled and (description or methods.make(experiment).needs.every_label):
+        raise ConfigError(
+            "partition.labelled_as_unlabelled: true was given, but a federation knows it only in Flower's simulation, "
+            "and not where a method learns from all labels; set it to false"
+        )
     if not methods.exchanges(experiment.method):
         raise ConfigError(
             f"method '{experiment.method}' exchanges nothing, so a federation has nothing to do; use another"
