@@ -53,7 +53,8 @@ def test_a_minority_moves_no_coordinate_out_of_the_honest_range(hostile, value, 
     for name, share in options.items():
         found = robust.combine(ServerOptions(robust=name, robust_share=share), uploads)["theta"].numpy()
         low, high = stacked(honest).min(0), stacked(honest).max(0)
-        assert (found >= low - 1e-12).all() and (found <= high + 1e-12).all()
+        assert (found >= low - 1e-12).all()
+        assert (found <= high + 1e-12).all()
 
 
 def test_krum_is_not_blinded_by_updates_that_overflow():
@@ -109,7 +110,9 @@ def test_a_defence_saves_what_an_attack_ruins(images, honest, kind, defence):
     attack = {"attack__kind": kind, "attack__factor": 1e4}
     ruined, _, _ = learn(images, **attack)
     saved, lines, federation = learn(images, **attack, **defence)
-    assert honest > 0.9 and saved > 0.9 and ruined < 0.7
+    assert honest > 0.9
+    assert saved > 0.9
+    assert ruined < 0.7
     if "server__robust" not in defence or defence["server__robust"] == "multi-krum":
         assert all(set(line["suspicious"]) == {str(c) for c in federation._hostile} for line in lines)
 

@@ -82,7 +82,7 @@ class Server:
         self.experiment = experiment
         self.dataset = dataset
         self.image_counts = list(image_counts)
-        self.claimed = list(claimed or image_counts)
+        self._claimed = claimed
         self.engine = engine
         self.data_identity = data_identity
         self._statistics_of = statistics_of
@@ -242,7 +242,7 @@ class Server:
         return found
 
     def _weight(self, client: int) -> float:
-        counts = self.claimed[client]
+        counts = (self._claimed or self.image_counts)[client]
         if self.experiment.server.weight == "uniform":
             return 1.0
         if self.experiment.server.weight == "labelled":
