@@ -86,6 +86,28 @@ class ServerOptions(_Section):
         lt=1,
         description="Decay of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
     )
+    norm_bound: float | None = Field(
+        None, ge=1, description="Longest update, in medians of the round; longer ones are shortened to it."
+    )
+    robust: Literal["none", "median", "trimmed-mean", "krum", "multi-krum"] = Field(
+        "none", description="What takes the place of the mean, against hostile clients."
+    )
+    robust_share: float = Field(
+        0.2, ge=0, lt=0.5, description="Share of a round's clients that trimmed-mean and Krum take to be hostile."
+    )
+
+
+class AttackOptions(_Section):
+    """Hostile clients, simulated: what they do, and how many of them there are."""
+
+    kind: Literal["none", "scale", "sign-flip", "noise", "label-flip", "lie-about-counts"] = Field(
+        "none",
+        description="They enlarge their update, turn it round, send noise, train on wrong labels, or claim images.",
+    )
+    share: float = Field(0.2, gt=0, le=1, description="Share of the clients that are hostile.")
+    factor: float = Field(
+        10.0, gt=0, description="How much larger their update is, or how many times their images they claim."
+    )
 
 
 class EngineOptions(_Section):
@@ -140,6 +162,7 @@ class Experiment(_Section):
     partition: PartitionOptions = PartitionOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
     server: ServerOptions = ServerOptions()
+    attack: AttackOptions = AttackOptions()
     engine: EngineOptions = EngineOptions()
     options: dict[str, Any] = Field(default_factory=dict, description="Options of a method of your own.")
 

@@ -3,6 +3,7 @@
 The file needs nothing beside itself, no network and no script; equal runs give equal files.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,11 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
             kind = "Updates of sites left out, see Sites" if participation(run) else "Updates left out, not finite"
             note(run, kind, f"{found.left_out:,} of {updates:,}")
+        suspects = Counter(int(client) for record in run.metrics for client in record.get("suspicious", {}))
+        names = dict(enumerate(run.federation.get("names", ())))
+        if suspects:
+            often = [f"{names.get(c, f'client {c}')} in {rounds} rounds" for c, rounds in suspects.most_common()]
+            note(run, "Updates that looked hostile", listed(often, 6))
     return [f"{kind}: {listed(found, 4, '; ')}." for kind, found in notes.items()]
 
 

@@ -41,6 +41,9 @@ KEYS: dict[str, tuple[Any, str]] = {
 }
 """Every key with its default and meaning."""
 
+NORM_BOUND = 3.0
+"""Longest update of a real site, in medians of the round, where the settings say nothing else."""
+
 _HEAD = f"""\
 # A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
 [project]
@@ -142,6 +145,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
             "dataset": description.name,
             "partition.setting": "sites",
             "partition.clients": len(description.sites),
+            "server.norm_bound": NORM_BOUND,
         }
     return experiments.load(values["preset"] or None, None, changes, sets)
 

@@ -144,6 +144,8 @@ class Rounds:
         for client, problem in problems.items():
             log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
+        for client, why in record.get("suspicious", {}).items():
+            log(f"round {server.round}: site '{sites.name(int(client))}' is suspicious: {why}")
         used = [answer for answer in answers if answer.client not in problems]
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
