@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tiny
@@ -79,6 +80,20 @@ def test_two_rounds_equal_the_twins(changes):
         assert_same(made.server.state, {"theta": theta, "statistics": statistics, "prior": prior})
 
 
+def test_images_that_point_away_from_each_other_are_not_pushed():
+    """In a young network all similarities are positive; here half are not."""
+    made, generator = federation(), torch.Generator().manual_seed(1)
+    z, proxies = (F.normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64)) for n in (20, 4))
+    q = (2 * torch.randn(20, 4, generator=generator, dtype=torch.float64)).softmax(1)
+    prior = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    settings = replace(settings_of(made.experiment, 0.0), threshold=0.6)
+    model = model_of(made, made.server.state["theta"], made.server.state["statistics"])
+    expected = proxyfl_twin.ProxyFL(model, settings, prior).contrast(z, proxies, q)
+    found = federation(proxyfl={"threshold": 0.6}).server.method.contrast(z, proxies, q, prior, 12)
+    assert 0 < (q.amax(1) > 0.6).sum() < 20
+    torch.testing.assert_close(found, torch.stack(expected[:12]), rtol=1e-12, atol=1e-12)
+
+
 def rows_of(made, flat):
     network = made.server.program.network
     return network.rows(network.parameters.views(flat))
@@ -101,8 +116,9 @@ def test_clients_without_labelled_or_without_unlabelled_images():
 
 def test_one_client_alone_and_no_tuning():
     """One client's rows are the mean's: distances of 0, whose gradient is 0."""
-    made = federation(proxyfl={"tuning_epochs": 0})
-    made.finish_round(tasks := made.tasks(), made.engine.run(tasks))
+    untuned = federation(proxyfl={"tuning_epochs": 0}).server.method
+    rows = torch.randn(4, 6, dtype=torch.float64)
+    assert torch.equal(untuned.tune(rows, rows.repeat(2, 1), 1), rows)
     alone = federation()
     (task, *_) = alone.tasks()
     alone.finish_round([task], alone.engine.run([task]))

@@ -44,16 +44,21 @@ class ProxyFL(Client):
             loss = loss - counted[-1] * row.log_softmax(0)[q_i.argmax()] / len(q)
         z = [row / row.norm() for row in self.theta.feature(h)]
         proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
-        every = [*q_x, *q, *q]
-        for i in range(len(x), len(every)):
-            mine, q_i = self.candidates(every[i]), every[i]
-            share = {int(q_i.argmax()): 1.0} if self.sure(q_i) else {c: q_i[c] for c in mine}
-            positive = sum(weight * (z[i] @ proxies[c]) for c, weight in share.items())
-            others = [z[i] @ z[j] for j in range(len(every)) if not mine & self.candidates(every[j])]
-            negatives = [similarity for similarity in others if similarity >= 1e-6]
-            loss = loss - torch.stack([positive, *negatives]).log_softmax(0)[0] / (2 * len(q))
-        self.descend(loss)
+        contrast = self.contrast(z, proxies, [*q_x, *q, *q])[len(x) :]
+        self.descend(loss + sum(contrast) / len(contrast))
         return {"mask": torch.tensor(counted, dtype=on_x.dtype)}
+
+    def contrast(self, z: Sequence[Tensor], proxies: Sequence[Tensor], q: Sequence[Tensor]) -> list[Tensor]:
+        """Each image against its proxies and all images that share no class with it."""
+        losses = []
+        for z_i, q_i in zip(z, q, strict=True):
+            mine = self.candidates(q_i)
+            share = {int(q_i.argmax()): 1.0} if self.sure(q_i) else {c: q_i[c] for c in mine}
+            positive = sum(weight * (z_i @ proxies[c]) for c, weight in share.items())
+            others = [z_i @ z_j for z_j, q_j in zip(z, q, strict=True) if not mine & self.candidates(q_j)]
+            negatives = [similarity for similarity in others if similarity >= 1e-6]
+            losses.append(-torch.stack([positive, *negatives]).log_softmax(0)[0])
+        return losses
 
     def count_classes(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Labels, and the global model's sure classes, of these steps' (labels, weak views)."""
