@@ -35,6 +35,9 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
     needs, dtype = program.method.needs, program.network.compute
     module = new_module(experiment, dataset)
     theta, statistics_ = program.network.take(module, new_heads(experiment, module, program.network.classifier))
+    program.method.prepare(program.network, dataset.shape)
+    state = program.method.start(theta, statistics_, len(dataset.classes), experiment.seed)
+    state |= {"averaged.theta": theta, "averaged.statistics": statistics_}
     generator = torch.Generator().manual_seed(0)
 
     def images(*rows: int) -> torch.Tensor:
@@ -59,7 +62,7 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
             truth=classes(wanted),
             index=classes(wanted),
         )
-        received = {"theta": theta, "statistics": statistics_}
+        received = program.method.broadcast(state, client, 1)
         tasks.append(Task(program, client, steps, batch, received, (0, 1, client), torch.ones(len(dataset.classes))))
     return tasks
 

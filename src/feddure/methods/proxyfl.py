@@ -190,5 +190,5 @@ class Tuner:
             apart = omega.unsqueeze(1) - self._rows
             distance = torch.linalg.vector_norm(apart, dim=2)
             p = (-(distance + self._margin * target)).softmax(1)
-            pull = torch.where(distance > 0, (p - target) / distance, 0) / len(omega)
+            pull = (p - target) / distance.clamp_min(1e-30) / len(omega)  # where it is 0, so is what it pulls along
             self._rows.sub_(self.rate * (pull.unsqueeze(2) * apart).sum(0))

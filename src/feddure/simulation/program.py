@@ -100,7 +100,9 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
         raise ConfigError(f"model '{name}' made a {type(module).__name__}, expected a torch.nn.Module")
     (height, width, channels), classes = dataset.shape, len(dataset.classes)
     made: dict[Module, torch.Tensor] = {}
-    linear: dict[Module, str] = {layer: path for path, layer in module.named_modules() if type(layer) is torch.nn.Linear}
+    linear: dict[Module, str] = {
+        layer: path for path, layer in module.named_modules() if type(layer) is torch.nn.Linear
+    }
     hooks = [layer.register_forward_hook(lambda layer, _, output: made.update({layer: output})) for layer in linear]
     try:
         with torch.no_grad():
