@@ -23,7 +23,7 @@ from feddure.methods.validation import check_state
 from feddure.simulation import robust
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
-from feddure.simulation.program import new_module
+from feddure.simulation.program import new_heads, new_module
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ class Server:
         _expect_plain_uploads(experiment)
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
         self.round = 0
-        self.method.prepare(self.program.network, dataset.shape)
-        theta, statistics = self.program.network.take(new_module(experiment, dataset))
+        network, module = self.program.network, new_module(experiment, dataset)
+        self.method.prepare(network, dataset.shape)
+        theta, statistics = network.take(module, new_heads(experiment, module, network.classifier))
         state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
         self.state = check_state(state, experiment.method, "start")
         self.moments: dict[str, Tensor] = {}
