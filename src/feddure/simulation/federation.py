@@ -32,9 +32,16 @@ class Federation:
         counts = [ImageCounts(len(x), len(u)) for x, u in zip(partition.labelled, partition.unlabelled, strict=True)]
         static = experiment.batch_norm == "static"
         self.server = Server(
-            experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None
+            experiment,
+            dataset,
+            counts,
+            engine,
+            partition.sha256,
+            self._statistics_of if static else None,
+            partition.validation,
         )
         _expect_labels(self.server.method, dataset)
+        _expect_tests(dataset, partition)
         self.partition = partition
         self.engine = engine
         self.images = engine.images(dataset)
@@ -144,6 +151,14 @@ def _expect_labels(method: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"method '{method.experiment.method}' learns from the labels of all images, but {unknown} of "
             f"{len(dataset.labels)} images in '{dataset.name}' have a class that is not known; use another method"
+        )
+
+
+def _expect_tests(dataset: Dataset, partition: Partition) -> None:
+    if not len(dataset.test_images) and not len(partition.validation):
+        raise ConfigError(
+            f"data set '{dataset.name}' has no test images: add some (a folder's test/<class>/), or set labelled "
+            "images aside with validation, such as --set validation=0.2"
         )
 
 

@@ -188,7 +188,6 @@ def two_spellings(root):
 
 
 MISTAKES = [
-    (remove("test"), "no test/ folder"),
     (remove("labelled"), "classes in labelled/: none; expected 2 or more"),
     (remove("labelled/bee"), "classes in labelled/: ant; expected 2 or more"),
     (put("labelled/ant/notes.txt"), "labelled/ant/notes.txt: is not an image"),
