@@ -225,6 +225,56 @@ def test_fewer_labels_on_sites_stay_with_their_site():
     assert all((data.site[part] == number).all() for number, part in enumerate(partition.labelled))
 
 
+# --- validation ----------------------------------------------------------------------------------------
+@modest
+@given(requests(), st.sampled_from([0.1, 0.25, 0.6]))
+def test_images_for_validation_are_set_aside_evenly_and_nobody_owns_them(tmp_path_factory, request_, share):
+    data, fields, seed = request_
+    try:
+        partition = make(data, options(**fields), seed, share)
+    except ConfigError:
+        assume(False)
+    held = partition.validation
+    owned = np.concatenate([*partition.labelled, *partition.unlabelled])
+    assert sorted([*owned, *held]) == list(range(len(data.labels)))
+    usable = np.ones(len(data.labels), dtype=bool) if data.labelled is None else data.labelled
+    assert usable[held].all()
+    classes = len(data.classes)
+    found, of = (np.bincount(data.labels[rows], minlength=classes) for rows in (held, np.flatnonzero(usable)))
+    assert (abs(found - share * of) < 1 + 1e-9).all()
+    assert (found[of > 0] < of[of > 0]).all()
+    again = make(data, options(**fields), seed, share)
+    assert again.sha256 == partition.sha256 != make(data, options(**fields), seed + 1, share).sha256
+    path = tmp_path_factory.mktemp("partition") / "p.npz"
+    partition.save(path)
+    loaded = Partition.load(path, data)
+    assert loaded.sha256 == partition.sha256
+    assert (loaded.validation == held).all()
+
+
+def test_without_validation_nothing_changes():
+    assert make(dataset(), options(), 0, 0.0).sha256 == make(dataset(), options(), 0).sha256
+    assert "validation" not in make(dataset(), options(), 0).parameters
+
+
+def test_each_site_sets_its_own_labelled_images_aside():
+    data = with_sites()
+    whole = make(data, config.PartitionOptions(setting="sites"), 0)
+    partition = make(data, config.PartitionOptions(setting="sites"), 0, 0.4)
+    for number in range(4):
+        held = partition.validation[data.site[partition.validation] == number]
+        assert sorted([*held, *partition.labelled[number]]) == sorted(whole.labelled[number])
+        assert len(held) == round(0.4 * len(whole.labelled[number]))
+        assert (partition.unlabelled[number] == whole.unlabelled[number]).all()
+
+
+def test_validation_that_leaves_too_little_says_so():
+    with pytest.raises(ConfigError, match=r"validation: 0\.01 of 30 labelled images is less than two"):
+        make(dataset((10,) * 3), options(clients=2, labels_per_class=2), 0, 0.01)
+    with pytest.raises(ConfigError, match=r"5 images but 6 labels .*validation: 0\.5 sets 15 images aside"):
+        make(dataset((10,) * 3), options(clients=2, labels_per_class=3), 0, 0.5)
+
+
 def test_repairs_are_recorded_and_explain_the_sizes():
     data = dataset()
     chosen = options(clients=15, gamma=0.01)
