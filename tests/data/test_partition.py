@@ -227,29 +227,38 @@ def test_fewer_labels_on_sites_stay_with_their_site():
 
 # --- validation ----------------------------------------------------------------------------------------
 @modest
-@given(requests(), st.sampled_from([0.1, 0.25, 0.6]))
-def test_images_for_validation_are_set_aside_evenly_and_nobody_owns_them(tmp_path_factory, request_, share):
-    data, fields, seed = request_
-    try:
-        partition = make(data, options(**fields), seed, share)
-    except ConfigError:
-        assume(False)
-    held = partition.validation
-    owned = np.concatenate([*partition.labelled, *partition.unlabelled])
-    assert sorted([*owned, *held]) == list(range(len(data.labels)))
-    usable = np.ones(len(data.labels), dtype=bool) if data.labelled is None else data.labelled
-    assert usable[held].all()
-    classes = len(data.classes)
-    found, of = (np.bincount(data.labels[rows], minlength=classes) for rows in (held, np.flatnonzero(usable)))
-    assert (abs(found - share * of) < 1 + 1e-9).all()
+@given(st.lists(st.integers(-1, 5), max_size=120), st.floats(0.01, 0.99), st.integers(0, 99))
+def test_images_are_held_out_class_by_class(labels, share, seed):
+    labels = np.array(labels, dtype=np.int64)
+    held = recipes.hold_out(labels, share, seed)
+    assert (held == recipes.hold_out(labels, share, seed)).all()
+    assert (np.diff(held) > 0).all()
+    assert (labels[held] != UNKNOWN).all()
+    found, of = (np.bincount(part, minlength=6) for part in (labels[held], labels[labels != UNKNOWN]))
     assert (found[of > 0] < of[of > 0]).all()
-    again = make(data, options(**fields), seed, share)
-    assert again.sha256 == partition.sha256 != make(data, options(**fields), seed + 1, share).sha256
-    path = tmp_path_factory.mktemp("partition") / "p.npz"
-    partition.save(path)
-    loaded = Partition.load(path, data)
+    assert len(held) != 1
+    if len(held):
+        assert (abs(found - share * of) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_nobody_owns_the_images_set_aside_for_validation(tmp_path, setting):
+    data = marked(dataset(unknown=7), 30)
+    chosen = options(setting=setting, clients=6, labels_per_class=2)
+    partition = make(data, chosen, 5, 0.25)
+    held, owned = partition.validation, np.concatenate([*partition.labelled, *partition.unlabelled])
+    assert sorted([*owned, *held]) == list(range(len(data.labels)))
+    assert data.labelled[held].all()
+    assert np.bincount(data.labels[held]).sum() == 75
+    assert sum(map(len, partition.labelled)) == 120
+    assert make(data, chosen, 5, 0.25).sha256 == partition.sha256
+    assert (
+        len({make(data, chosen, seed, share).sha256 for seed, share in ((5, 0.25), (6, 0.25), (5, 0.2), (5, 0))}) == 4
+    )
+    partition.save(tmp_path / "partition.npz")
+    loaded = Partition.load(tmp_path / "partition.npz", data)
     assert loaded.sha256 == partition.sha256
-    assert (loaded.validation == held).all()
+    np.testing.assert_array_equal(loaded.validation, held)
 
 
 def test_without_validation_nothing_changes():
