@@ -122,8 +122,8 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
 
     Sites of a federation evaluate the model that they receive: such an evaluation names the round that made it.
     """
-    found = ((record["round"], record.get(model) or {}) for record in metrics)
-    return [(int(one.get("round", number)), one[quantity]) for number, one in found if one.get(quantity) is not None]
+    found: list[tuple[int, Record]] = [(record["round"], record.get(model) or {}) for record in metrics]
+    return [(one.get("round", number), one[quantity]) for number, one in found if one.get(quantity) is not None]
 
 
 def display_name(name: str) -> str:

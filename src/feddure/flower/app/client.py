@@ -171,7 +171,8 @@ class Worker:
         """The received model on the site's own test and validation images; nothing of a model that is sent in parts."""
         if not {"theta", "statistics"} <= received.keys():
             return {}
-        dataset, validation, found = site.data.dataset, site.data.validation, {}
+        found: dict[str, float | int] = {}
+        dataset, validation = site.data.dataset, site.data.validation
         network, images = self.engine.program(self.experiment, dataset).network, self.engine.images(dataset)
         model = network, received["theta"], received["statistics"], images, len(dataset.classes)
         if len(dataset.test_images):
