@@ -3,6 +3,7 @@
 import csv
 import html
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -308,3 +309,39 @@ def test_the_figure_of_many_leaderboards_says_what_it_has_no_room_for(tmp_path):
     assert style.render(figure, "png", 50)
     assert len(figure.axes) == 8
     assert "the best 6 of 8 leaderboards" in figure.get_suptitle()
+
+
+# --- validation ------------------------------------------------------------------------------------------
+def test_validation_ranks_where_every_combination_has_it(tmp_path):
+    wanted, store = make(tmp_path, RATES, seeds=(0, 1), set={"validation": 0.1})
+    for place, point in enumerate(wanted.points):
+        keep(store, point, 0.3 + 0.1 * place, 0.3 + 0.1 * place)  # the last is best on the test set
+        found = [store.find(cell) for cell in point.cells]
+        store.keep(*(replace(one, validation_last10=0.9 - 0.1 * place) for one in found))
+    rows, text, page = written(wanted, store)
+    assert [row["optimizer.learning_rate"] for row in rows] == ["0.1", "0.01", "0.001"]
+    assert float(rows[0]["validation_last10_mean"]) == 90
+    assert float(rows[0]["accuracy_last10_mean"]) == 30
+    assert float(rows[1]["from_best"]) == pytest.approx(-10)
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert "validation" in leaderboard.table(brief=True).columns
+    assert "validation accuracy" in text
+    assert "Validation accuracy" in page
+    assert table(store.folder / "results.csv")[0]["validation_last10"] == "90.0"
+
+    keep(store, wanted.points[0], 0.3, 0.3)  # measured without
+    rows, text, _ = written(wanted, store)
+    assert [row["optimizer.learning_rate"] for row in rows] == ["0.001", "0.01", "0.1"]
+    assert "validation accuracy" not in text
+
+
+def test_results_of_an_earlier_version_without_validation_are_kept(tmp_path):
+    wanted, store = make(tmp_path, METHODS, seeds=(0,))
+    for point in wanted.points:
+        keep(store, point, 0.5)
+    written(wanted, store)
+    path = store.folder / "results.csv"
+    lines = [line.rsplit(",", 4)[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(line.replace("rates", "before") for line in lines) + "\n")
+    written(wanted, store)
+    assert sorted(row["study"] for row in table(path)) == ["before"] * 2 + ["rates"] * 2

@@ -53,16 +53,21 @@ def accuracy(lines: Sequence[Line]) -> Figure:
     return curves(_evaluated(lines, "accuracy", 100), "Test accuracy, %")
 
 
+def validation(lines: Sequence[Line]) -> Figure:
+    """Accuracy on validation images against rounds."""
+    return curves(_evaluated(lines, "accuracy", 100, "validation"), "Validation accuracy, %", height=3.2)
+
+
 def loss(lines: Sequence[Line]) -> Figure:
     """Test loss against rounds."""
     return curves(_evaluated(lines, "loss"), "Test loss (mean cross entropy)", height=3.2)
 
 
-def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1) -> list[Curve]:
+def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1, on: str = "test") -> list[Curve]:
     def points(line: Line, model: str) -> list[tuple[int, float]]:
         return [(number, scale * value) for number, value in evaluations(line.metrics, quantity, model)]
 
-    return [Curve(line.label, line.fmt, points(line, "test"), points(line, "test_ema")) for line in lines]
+    return [Curve(line.label, line.fmt, points(line, on), points(line, f"{on}_ema")) for line in lines]
 
 
 def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:

@@ -33,10 +33,18 @@ class Federation:
         owned = zip(partition.labelled, partition.unlabelled, strict=True)
         counts = [ImageCounts(len(x), len(u), int(np.isin(x, u).sum())) for x, u in owned]
         self._hostile = attacks.attackers(experiment, partition.clients)
-        claimed = attacks.claimed_counts(experiment.attack, self._hostile, counts)
-        static = self._statistics_of if experiment.batch_norm == "static" else None
-        self.server = Server(experiment, dataset, counts, engine, partition.sha256, static, claimed)
+        self.server = Server(
+            experiment,
+            dataset,
+            counts,
+            engine,
+            partition.sha256,
+            self._statistics_of if experiment.batch_norm == "static" else None,
+            partition.validation,
+            attacks.claimed_counts(experiment.attack, self._hostile, counts),
+        )
         _expect_labels(self.server.method, dataset)
+        _expect_tests(dataset, partition)
         self.partition = partition
         self.engine = engine
         self.images = engine.images(dataset)
@@ -155,6 +163,14 @@ def _expect_labels(method: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"method '{method.experiment.method}' learns from the labels of all images, but {unknown} of "
             f"{len(dataset.labels)} images in '{dataset.name}' have a class that is not known; use another method"
+        )
+
+
+def _expect_tests(dataset: Dataset, partition: Partition) -> None:
+    if not len(dataset.test_images) and not len(partition.validation):
+        raise ConfigError(
+            f"data set '{dataset.name}' has no test images: add some (a folder's test/<class>/), or set labelled "
+            "images aside with validation, such as --set validation=0.2"
         )
 
 

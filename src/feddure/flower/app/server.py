@@ -25,7 +25,7 @@ from feddure.files import write_json, write_whole
 from feddure.flower.app import messages, run_config, site_data
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
-from feddure.flower.app.policy import relays_uploads
+from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
@@ -152,7 +152,8 @@ class Rounds:
         means = [(answer.steps, reports[answer.client]) for answer in used]
         record["train"] = _combine(means, messages.accepts_mean(server.method))
         record["federation"] = self._describe(assignments, reports, traffic, problems)
-        if server.due() and len(server.dataset.test_images):
+        record |= _validation(server.round, means)
+        if server.due():
             record |= server.test()
         seconds = time.perf_counter() - began
         at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
@@ -248,7 +249,10 @@ class Rounds:
         sites = []
         for client in (assignment.client for assignment in assignments):
             report = reports.get(client, {})
-            tests = {key: value for key in _TESTS if (value := _number(report.get(f"test.{key}"))) is not None}
+            tests, validation = (
+                {key: value for key in _TESTS if (value := _number(report.get(f"{on}.{key}"))) is not None}
+                for on in ("test", "validation")
+            )
             found = {
                 "site": name(client),
                 "client": client,
@@ -258,6 +262,7 @@ class Rounds:
                 "problem": problems.get(client),
                 "memory": one_line(report["memory"]) if "memory" in report else None,
                 "test_of_received_model": tests or None,
+                "validation_of_received_model": validation or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
         return {
@@ -313,7 +318,12 @@ def _make_server(
     # A real site has images; one without any here has not been heard of yet.
     heard = [each for each in counts if each.total] if description is not None else counts
     experiment = _settle_batch(experiment, heard or counts)
-    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
+    validation = None
+    if description is None and experiment.validation:
+        validation = site_data.share_out(experiment, options.data_dir)[1].validation
+    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity, validation=validation)
+    if len(heard) == len(counts) and not any(each.labelled for each in counts):
+        raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
     unlabelled = sum(each.unlabelled for each in counts)
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
@@ -358,6 +368,20 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
     return found
 
 
+def _validation(round_number: int, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The accuracy of the model that sites received, the last round's, on all images that they set aside."""
+    found = []
+    for _, report in reports:
+        accuracy, images = (_number(report.get(f"validation.{name}")) for name in ("accuracy", "images"))
+        if accuracy is not None and images is not None and 0 <= accuracy <= 1 and 0 < images <= MOST_IMAGES:
+            found.append((accuracy, images))
+    total = sum(images for _, images in found)
+    if not total or round_number == 1:  # the first model has learned nothing
+        return {}
+    accuracy = sum(accuracy * images for accuracy, images in found) / total
+    return {"validation": {"accuracy": accuracy, "images": total, "round": round_number - 1}}
+
+
 def _number(value: Any) -> int | float | None:
     """A number that a site reported, or None for anything else."""
     return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
@@ -370,4 +394,6 @@ def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
         parts.append(f"loss {record['train']['loss']:.3f}")
     if "test" in record:
         parts.append(f"accuracy {100 * record['test']['accuracy']:.1f} %")
+    if "validation" in record:
+        parts.append(f"validation {100 * record['validation']['accuracy']:.1f} %")
     return ", ".join([*parts, f"{seconds:.1f} s"])
