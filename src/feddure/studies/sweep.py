@@ -37,6 +37,7 @@ class Point:
     case: str  # empty where the sweep has no cases
     values: Changes  # as they were validated
     cells: tuple[Cell, ...]  # one a seed, in the sweep's order
+    about: str = ""  # what the case is there for
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     start = file.parent / tree["config"] if "config" in tree else None  # found from where the sweep's file lies
     fixed = _fields("set", tree.get("set"))
     axes = _axes(tree.get("grid"))
-    cases = _cases(tree.get("cases"))
+    cases, about = _cases(tree.get("cases"))
     seeds = _seeds(tree.get("seeds", [0]))
     _expect_apart(fixed, axes, cases)
     if not axes and not cases:
@@ -132,7 +133,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
         options = " ".join(f"{key}={value}" for key, value in every.items())
         cells = tuple(Cell(file.stem, named, experiment, options) for experiment in made)
-        points.append(Point(combination(case, shown), case, shown, cells))
+        points.append(Point(combination(case, shown), case, shown, cells, about.get(case, "")))
     _expect_different(points)
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 
@@ -191,20 +192,26 @@ def _axes(given: Any) -> dict[str, list[Any]]:
     return axes
 
 
-def _cases(given: Any) -> dict[str, Changes]:
+def _cases(given: Any) -> tuple[dict[str, Changes], dict[str, str]]:
+    """The changes of each case, and what it is there for, by its name."""
     if given is None:
-        return {}
+        return {}, {}
     if not isinstance(given, list) or not given:
         raise ConfigError(f"cases: {given!r} was given, expected a list of changes, each with a name")
     cases: dict[str, Changes] = {}
+    about: dict[str, str] = {}
     for number, case in enumerate(given, 1):
         name = case.get("name") if isinstance(case, dict) else None
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"cases: number {number} has no name; give it one, such as name: few labels")
         if name in cases:
             raise ConfigError(f"cases: the name '{name}' was given twice; name each case differently")
-        cases[name] = _fields(f"case '{name}'", {key: value for key, value in case.items() if key != "name"})
-    return cases
+        if not isinstance(case.get("about", ""), str):
+            raise ConfigError(f"case '{name}': about is {case['about']!r}, expected a sentence")
+        about[name] = case.get("about", "")
+        changes = {key: value for key, value in case.items() if key not in ("name", "about")}
+        cases[name] = _fields(f"case '{name}'", changes)
+    return cases, about
 
 
 def _seeds(given: Any) -> list[int]:

@@ -27,6 +27,10 @@ from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
+CASES_TEXT = (
+    "The cases in the file's order: test accuracy in %, and points from the first case on the same seeds with their "
+    "95 % interval by Student's t. The averaged model's accuracy is that of its last evaluation."
+)
 _MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
 _MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
@@ -67,9 +71,9 @@ class Row:
     def ranked(self) -> bool:
         return self.last10 is not None and not self.diverged
 
-    def against(self, other: "Row") -> Difference | None:
+    def against(self, other: "Row", column: str = "accuracy_last10") -> Difference | None:
         """How much more accurate this one is on the seeds that both have; None where there are none."""
-        return frame.paired(frame.by_seed(self.runs), frame.by_seed(other.runs))
+        return frame.paired(frame.by_seed(self.runs, column), frame.by_seed(other.runs, column))
 
     @property
     def result(self) -> str:
@@ -150,6 +154,31 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
         found.append(Leaderboard(title, axes, cases, rows))
     return found
+
+
+def cases_table(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
+    """Every combination in the file's order with what it is there for, against the first case; empty without a word.
+
+    The reference is the first case with the same values of the grid.
+    """
+    rows = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
+    references: dict[str, Row] = {}
+    lines = []
+    for point in sweep.points if any(point.about for point in sweep.points) else ():
+        row = rows[point.cells[0].hash]
+        reference = references.setdefault(repr(point.values), row)
+        last10, averaged = row.against(reference), row.against(reference, "accuracy_ema")
+        lines.append(
+            {
+                "case": point.name,
+                frame.mean_of(_every(found)): row.result,
+                "averaged model": str(mean_sd(row.runs["accuracy_ema"]) or NOTHING),
+                f"from {sweep.points[0].case}": "" if row is reference else str(last10 or NOTHING),
+                "averaged from averaged": "" if row is reference else str(averaged or NOTHING),
+                "what it is there for": point.about,
+            }
+        )
+    return pd.DataFrame(lines)
 
 
 def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
@@ -273,6 +302,8 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
     for leaderboard in found:
         parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
         parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
+    cases = cases_table(sweep, found)
+    first = [Section("Cases", CASES_TEXT, [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
     file = f"{sweep.name}.yaml"
     again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
     return page(
@@ -280,6 +311,7 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
         sweep.name,
         [(leaderboard.title, leaderboard.verdict()) for leaderboard in found],
         [
+            *first,
             Section(
                 "Leaderboards" if len(found) > 1 else "Leaderboard", explanation(sweep, found), [*parts, *pictures]
             ),
@@ -325,6 +357,8 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
 
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
     text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
+    cases = cases_table(sweep, found)
+    text += [frame.markdown(cases, len(cases.columns)), CASES_TEXT] if len(cases) else []
     for leaderboard in found:
         text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
         text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]

@@ -222,6 +222,7 @@ class _UnderWay(Observer):
         assert found.accuracy_last10 is not None
         ways = sorted({way for record in metrics for way in record["communication"]})
         means = diagnostics.last_means(diagnostics.trace(metrics)) if any(r.get("diagnostics") for r in metrics) else {}
+        means |= diagnostics.probe_means(metrics)
         return Measurement(
             config_hash=self._cell.hash,
             experiment=experiments.changes(self._cell.experiment),
