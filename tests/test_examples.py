@@ -104,29 +104,29 @@ def test_the_control_has_no_regulator(name):
 
 @pytest.fixture
 def controls(monkeypatch):
-    """The module as an experiment finds it: from the repository's folder."""
+    """The module as the sweep finds it: beside its file."""
     if "labelled" not in {field.name for field in dataclasses.fields(feddure.Needs)}:
         pytest.skip("labelled images have one view")
-    monkeypatch.chdir(EXAMPLES.parent)
-    monkeypatch.syspath_prepend(EXAMPLES.parent)
-    return importlib.import_module("examples.controls")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("controls")
 
 
 def test_true_labels_are_the_loss_of_a_tutor_that_knows_them(controls, images, monkeypatch):
     wanted = {"rounds": 2, "server.ema": 0.9}
-    knowing = tiny.finished(tiny.experiment(wanted, method="examples.controls:TrueLabels"), images)
+    knowing = tiny.finished(tiny.experiment(wanted, method="controls:TrueLabels"), images)
 
     def all_knowing(self, client, batches):
         return {"unlabelled": torch.eye(client.classes, dtype=client.theta.dtype)[batches.truth]}
 
     monkeypatch.setattr("feddure.methods.fedtutor.FedTutor.before_steps", all_knowing)
-    tiny.assert_equal(knowing.server.state, tiny.finished(tiny.experiment(wanted, method="fedtutor"), images).server.state)
+    tutored = tiny.finished(tiny.experiment(wanted, method="fedtutor"), images)
+    tiny.assert_equal(knowing.server.state, tutored.server.state)
 
 
 def test_strong_labels_differ_in_the_view_alone(controls, images):
     weak, strong = (
         tiny.federation(tiny.experiment(method=method, rounds=1), images).tasks()[0].batches
-        for method in ("fedavg-matched", "examples.controls:StrongLabels")
+        for method in ("fedavg-matched", "controls:StrongLabels")
     )
     assert torch.equal(weak.labels, strong.labels)
     assert not torch.equal(weak.labelled, strong.labelled)
@@ -155,16 +155,15 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
     assert other.images.shape == small_sources.images.shape
     assert not other.images[~other.labelled][:, :2].any()  # padded
     options = tiny.experiment({"partition.labels_per_class": None}).partition
-    own = dataclasses.replace(small_sources, labelled=np.isin(np.arange(400), controls._first_of_each_class(small_sources, 10)))
-    counts = [
-        tiny.partitions.make(data, options, 3).counts(data.labels, 4) for data in (other, own)
-    ]
+    first = np.isin(np.arange(400), controls._first_of_each_class(small_sources, 10))
+    own = dataclasses.replace(small_sources, labelled=first)
+    counts = [tiny.partitions.make(data, options, 3).counts(data.labels, 4) for data in (other, own)]
     assert np.array_equal(counts[0][1], counts[1][1])
     assert counts[0][1].sum() == 360
 
 
 @pytest.mark.parametrize(("name", "points"), [("controls", 38), ("optimisers", 42)])
-def test_the_sweeps_of_controls_can_be_read(name, points, monkeypatch, request):
+def test_the_sweeps_of_controls_can_be_read(name, points, request):
     known = {row.key for row in experiments.fields()}
     if name == "controls":
         request.getfixturevalue("controls")

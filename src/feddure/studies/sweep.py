@@ -6,6 +6,7 @@ every combination of some values (`grid`) and named changes (`cases`) on every s
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,11 @@ class Sweep:
 
 
 def read(file: Path) -> Sweep:
-    """The sweep that a file describes; errors name the file and the key."""
+    """The sweep that a file describes; errors name the file and the key. Modules beside the file can be imported."""
     text, tree = _read(file)
+    beside = str(file.parent.resolve())
+    if beside not in sys.path:
+        sys.path.append(beside)
     try:
         return _expand(file, text, tree)
     except FeddureError as error:
