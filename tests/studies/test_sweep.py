@@ -69,8 +69,9 @@ def test_a_case_may_say_what_it_is_there_for(tmp_path):
     (bare,) = read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1}]).points
     assert (point.about, bare.about) == ("Drift alone.", "")
     assert point.cells[0].hash == bare.cells[0].hash
-    with pytest.raises(ConfigError, match="case 'FedProx': about is 3, expected a sentence"):
-        read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1, "about": 3}])
+    for wrong in ({"about": 3}, {"against": "nobody"}):
+        with pytest.raises(ConfigError, match="case 'FedProx': a.* expected"):
+            read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1, **wrong}])
 
 
 def test_null_empties_a_field(tmp_path):

@@ -28,8 +28,8 @@ from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
 CASES_TEXT = (
-    "The cases in the file's order: test accuracy in %, and points from the first case on the same seeds with their "
-    "95 % interval by Student's t. The averaged model's accuracy is that of its last evaluation."
+    "The cases in the file's order: test accuracy in %, and points more than the case that each is compared with, on "
+    "the same seeds with their 95 % interval by Student's t. Averaged: the averaged model at its last evaluation."
 )
 _MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
@@ -157,28 +157,24 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
 
 
 def cases_table(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
-    """Every combination in the file's order with what it is there for, against the first case; empty without a word.
+    """Every combination in the file's order, against the case that it names, and what it is there for.
 
-    The reference is the first case with the same values of the grid.
+    Empty where no case says anything.
     """
     rows = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
-    references: dict[str, Row] = {}
+    by_case: dict[tuple[str, str], Row] = {}
     lines = []
     for point in sweep.points if any(point.about for point in sweep.points) else ():
-        row = rows[point.cells[0].hash]
-        reference = references.setdefault(repr(point.values), row)
-        last10, averaged = row.against(reference), row.against(reference, "accuracy_ema")
-        lines.append(
-            {
-                "case": point.name,
-                frame.mean_of(_every(found)): row.result,
-                "averaged model": str(mean_sd(row.runs["accuracy_ema"]) or NOTHING),
-                f"from {sweep.points[0].case}": "" if row is reference else str(last10 or NOTHING),
-                "averaged from averaged": "" if row is reference else str(averaged or NOTHING),
-                "what it is there for": point.about,
-            }
-        )
-    return pd.DataFrame(lines)
+        row = by_case[point.case, repr(point.values)] = rows[point.cells[0].hash]
+        reference = by_case[point.against, repr(point.values)]
+        compared = ["", "", ""]
+        if row is not reference:
+            differences = [row.against(reference, column) for column in ("accuracy_last10", "accuracy_ema")]
+            compared = [point.against, *(str(one or NOTHING) for one in differences)]
+        averaged = mean_sd(row.runs["accuracy_ema"]) or NOTHING
+        lines.append([point.name, row.result, str(averaged), *compared, point.about])
+    columns = ["case", frame.mean_of(_every(found)), "averaged", "compared with", "points", "averaged, points"]
+    return pd.DataFrame(lines, columns=[*columns, "what it is there for"])
 
 
 def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
