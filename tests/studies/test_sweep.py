@@ -70,7 +70,7 @@ def test_a_case_may_say_what_it_is_there_for(tmp_path):
     assert (point.about, bare.about) == ("Drift alone.", "")
     assert point.cells[0].hash == bare.cells[0].hash
     for wrong in ({"about": 3}, {"against": "nobody"}):
-        with pytest.raises(ConfigError, match="case 'FedProx': a.* expected"):
+        with pytest.raises(ConfigError, match=r"case 'FedProx': a.* expected"):
             read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1, **wrong}])
 
 

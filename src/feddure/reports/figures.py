@@ -352,7 +352,7 @@ def probes(found: Sequence[Probed]) -> Figure:
     groups = [[one for one in found if one.row == row] for row in rows]
     with style.applied():
         canvas = style.new_figure(WIDE, 0.6 + sum(1.5 + 0.34 * len(group) for group in groups))
-        panels = canvas.subplots(len(rows), 3, squeeze=False, width_ratios=[1.35, 1, 1.1])
+        panels = canvas.subplots(len(rows), 3, sharex="col", squeeze=False, width_ratios=[1.35, 1, 1.1])
         for (rounds, gaps, tests), row, group in zip(panels, rows, groups, strict=True):
             for place, one in enumerate(group):
                 _draw_probed(rounds, gaps, tests, place, one)
@@ -366,7 +366,7 @@ def probes(found: Sequence[Probed]) -> Figure:
             for text, one in zip(gaps.get_yticklabels(), group, strict=True):
                 text.set_color(one.fmt["color"])
             _rounds(rounds, ticks=5)
-            rounds.set_ylabel(row)
+            rounds.set(xlabel="", ylabel=row)
         titles = ("Whose labels are right? %", "Who is too sure?", "What aggregation brings")
         units = ("round", "confidence − accuracy, points", "test accuracy, %: clients → aggregated")
         for top, bottom, title, unit in zip(panels[0], panels[-1], titles, units, strict=True):

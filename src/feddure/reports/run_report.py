@@ -281,15 +281,16 @@ def _probes(runs: Sequence[Run]) -> list[Section]:
             groups.setdefault(run.experiment.partition.setting, {}).setdefault(repr(tree), []).append(run)
     if not groups:
         return []
+    every = (group[0].experiment.method for alike in groups.values() for group in alike.values())
+    formats = iter(style.run_line_styles(every))
     found = []
     for setting, alike in groups.items():
         firsts = [group[0].experiment for group in alike.values()]
         labels = labels_of(firsts, ignore=("seed", "partition.seed"))
-        formats = style.run_line_styles(first.method for first in firsts)
-        for first, label, fmt, group in zip(firsts, labels, formats, alike.values(), strict=True):
+        for first, label, group in zip(firsts, labels, alike.values(), strict=True):
             source = getattr(methods.make(first), "source", "")
             values = pd.concat([diagnostics.probes(run.metrics) for run in group]).groupby(level=0).mean()
-            found.append(figures.Probed(setting.upper(), label, fmt, source, values))
+            found.append(figures.Probed(setting.upper(), label, next(formats), source, values))
     text = (
         "A client labels its images while it drifts from the model that it received. Left, whose labels are right; "
         "middle, how much surer labels are than they are right; right, what clients' models know of the test images, "
