@@ -165,6 +165,12 @@ class Experiment(_Section):
         description="Share of the labelled images that nobody trains on: each evaluation tests on them too.",
     )
     checkpoint_every: int = Field(10, ge=1, description="Rounds between two checkpoints.")
+    probe_every: int = Field(
+        0,
+        ge=0,
+        description="Rounds between two looks at a simulation's clients before aggregation: whose labels are right, "
+        "and how far clients drift; 0 is never.",
+    )
     partition: PartitionOptions = PartitionOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
     server: ServerOptions = ServerOptions()

@@ -345,3 +345,24 @@ def test_results_of_an_earlier_version_without_validation_are_kept(tmp_path):
     path.write_text("\n".join(line.replace("rates", "before") for line in lines) + "\n")
     written(wanted, store)
     assert sorted(row["study"] for row in table(path)) == ["before"] * 2 + ["rates"] * 2
+
+
+def test_cases_say_what_they_are_there_for_in_the_files_order(tmp_path):
+    cases = [
+        {"name": "labels only", "method": "fedavg-matched", "about": "What labels alone give."},
+        {"name": "other data", "method": "feddure", "partition.labels_per_class": 3, "about": "Rules out | luck."},
+        {"name": "FedDure", "method": "feddure", "against": "other data"},
+    ]
+    wanted, store = make(tmp_path, {"partition.setting": ["iid-iid", "dir-dir"]}, cases=cases, seeds=(0, 1))
+    for point, accuracy in zip(wanted.points, (0.5, 0.4, 0.6, 0.6, 0.7, 0.3), strict=True):
+        keep(store, point, accuracy, accuracy + 0.02)
+    found = sweep_report.cases_table(wanted, sweep_report.leaderboards(wanted, store))
+    assert list(found["case"]) == [point.name for point in wanted.points]
+    assert list(found["points"]) == ["", "", "+10.0", "+20.0", "+10.0", "−30.0"]  # in the same setting
+    assert list(found["compared with"]) == ["", "", "labels only", "labels only", "other data", "other data"]
+    assert list(found["what it is there for"])[2:] == ["Rules out | luck."] * 2 + [""] * 2
+    _, text, page = written(wanted, store)
+    assert r"Rules out \| luck." in text
+    assert "Rules out | luck." in page
+    without, _ = make(tmp_path, {}, cases=[{"name": case["name"], "method": case["method"]} for case in cases[:2]])
+    assert not len(sweep_report.cases_table(without, sweep_report.leaderboards(without, store)))

@@ -20,7 +20,7 @@ from feddure.data import recipes
 from feddure.data.sources import find_source
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports.diagnostics import last_means, trace
+from feddure.reports.diagnostics import last_means, probe_means, trace
 from feddure.tracking import summary
 from feddure.tracking.records import Run
 from feddure.tracking.summary import LAST, VALIDATION, evaluations, signed, summarise
@@ -91,7 +91,7 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "curve": curve,
                 "bytes_up": _bytes(run, "up"),
                 "bytes_down": _bytes(run, "down"),
-                "diagnostics": last_means(trace(run.metrics)),
+                "diagnostics": last_means(trace(run.metrics)) | probe_means(run.metrics),
                 "environment": run.environment,
             }
             | {name: _per_cent(getattr(found, name)) for name in VALIDATION}

@@ -65,6 +65,7 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
         *_curves(lines),
         *_classes(runs, lines),
         *_pseudo_labels(runs, lines),
+        *_probes(runs),
         *_partitions(runs, labels),
         *_sites(runs, labels),
         *_configuration(runs, lines),
@@ -296,6 +297,35 @@ def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
         picture = embed(drawn, "Quantities recorded while training, against rounds")
         sections.append(Section("Inside the training", text, [picture]))
     return sections
+
+
+def _probes(runs: Sequence[Run]) -> list[Section]:
+    """Who labels, and how far clients drift: one line for runs that differ in their seeds alone."""
+    groups: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        if len(diagnostics.probes(run.metrics)):
+            tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None}
+            groups.setdefault(run.experiment.partition.setting, {}).setdefault(repr(tree), []).append(run)
+    if not groups:
+        return []
+    every = (group[0].experiment.method for alike in groups.values() for group in alike.values())
+    formats = iter(style.run_line_styles(every))
+    found = []
+    for setting, alike in groups.items():
+        firsts = [group[0].experiment for group in alike.values()]
+        labels = labels_of(firsts, ignore=("seed", "partition.seed"))
+        for first, label, group in zip(firsts, labels, alike.values(), strict=True):
+            source = getattr(methods.make(first), "source", "")
+            values = pd.concat([diagnostics.probes(run.metrics) for run in group]).groupby(level=0).mean()
+            found.append(figures.Probed(setting.upper(), label, next(formats), source, values))
+    text = (
+        "A client labels its images while it drifts from the model that it received. Left, whose labels are right; "
+        "middle, how much surer labels are than they are right; right, what clients' models know of the test images, "
+        "and what the model that they are aggregated to does. Drift: how far a client's model moves in a round, "
+        f"relative to the model's length. Middle and right are means of the last {diagnostics.LAST_PROBES} probes."
+    )
+    picture = embed(figures.probes(found), "Right labels, overconfidence, and test accuracy around aggregation")
+    return [Section("Who labels, and how far clients drift", text, [picture])]
 
 
 # --- where and with what -----------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
+CASES_TEXT = (
+    "The cases in the file's order: test accuracy in %, and points more than the case that each is compared with, on "
+    "the same seeds with their 95 % interval by Student's t. Averaged: the averaged model at its last evaluation."
+)
 _MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
 _MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
@@ -70,9 +74,10 @@ class Row:
     def ranked(self) -> bool:
         return self.last10 is not None and not self.diverged
 
-    def against(self, other: "Row") -> Difference | None:
+    def against(self, other: "Row", column: str = "") -> Difference | None:
         """How much more accurate this one is on the seeds that both have; None where there are none."""
-        return frame.paired(*(frame.by_seed(one.runs, f"{self.ranks_by}_last10") for one in (self, other)))
+        column = column or f"{self.ranks_by}_last10"
+        return frame.paired(frame.by_seed(self.runs, column), frame.by_seed(other.runs, column))
 
     @property
     def result(self) -> str:
@@ -162,6 +167,27 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
         found.append(Leaderboard(title, axes, cases, rows))
     return found
+
+
+def cases_table(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
+    """Every combination in the file's order, against the case that it names, and what it is there for.
+
+    Empty where no case says anything.
+    """
+    rows = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
+    by_case: dict[tuple[str, str], Row] = {}
+    lines = []
+    for point in sweep.points if any(point.about for point in sweep.points) else ():
+        row = by_case[point.case, repr(point.values)] = rows[point.cells[0].hash]
+        reference = by_case[point.against, repr(point.values)]
+        compared = ["", "", ""]
+        if row is not reference:
+            differences = [row.against(reference, column) for column in ("accuracy_last10", "accuracy_ema")]
+            compared = [point.against, *(str(one or NOTHING) for one in differences)]
+        averaged = mean_sd(row.runs["accuracy_ema"]) or NOTHING
+        lines.append([point.name, row.result, str(averaged), *compared, point.about])
+    columns = ["case", frame.mean_of(_every(found)), "averaged", "compared with", "points", "averaged, points"]
+    return pd.DataFrame(lines, columns=[*columns, "what it is there for"])
 
 
 def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
@@ -290,6 +316,8 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
     for leaderboard in found:
         parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
         parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
+    cases = cases_table(sweep, found)
+    first = [Section("Cases", CASES_TEXT, [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
     file = f"{sweep.name}.yaml"
     again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
     return page(
@@ -297,6 +325,7 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
         sweep.name,
         [(leaderboard.title, leaderboard.verdict()) for leaderboard in found],
         [
+            *first,
             Section(
                 "Leaderboards" if len(found) > 1 else "Leaderboard", explanation(sweep, found), [*parts, *pictures]
             ),
@@ -342,6 +371,8 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
 
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
     text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
+    cases = cases_table(sweep, found)
+    text += [frame.markdown(cases, len(cases.columns)), CASES_TEXT] if len(cases) else []
     for leaderboard in found:
         text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
         text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]

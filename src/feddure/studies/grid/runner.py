@@ -221,6 +221,7 @@ class _UnderWay(Observer):
         averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
         ways = sorted({way for record in metrics for way in record["communication"]})
         means = diagnostics.last_means(diagnostics.trace(metrics)) if any(r.get("diagnostics") for r in metrics) else {}
+        means |= diagnostics.probe_means(metrics)
         return Measurement(
             config_hash=self._cell.hash,
             experiment=experiments.changes(self._cell.experiment),
