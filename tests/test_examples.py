@@ -38,6 +38,7 @@ def test_all_examples_are_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
         "attacks.yaml",
         "few-labels.yaml",
+        "scarce-labels.yaml",
         "regulators.yaml",
         "regulators-cifar10.yaml",
         "regulators-slim.yaml",
