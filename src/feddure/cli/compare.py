@@ -32,6 +32,7 @@ def compare(
     dataset: options.DatasetName = None,
     setting: options.Setting = None,
     model: options.Model = None,
+    init: options.Init = None,
     rounds: options.Rounds = None,
     clients: options.Clients = None,
     sets: options.Sets = None,
@@ -73,6 +74,7 @@ def compare(
         "partition.setting": setting,
         "partition.clients": clients,
         "model": model,
+        "init": init,
         "rounds": rounds,
     }
     experiment = experiments.load(preset, file, changes, sets or ())

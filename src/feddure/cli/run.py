@@ -17,6 +17,7 @@ def run(
     setting: options.Setting = None,
     method: Annotated[str | None, typer.Option("--method", help="Method name or package.module:Class.")] = None,
     model: options.Model = None,
+    init: options.Init = None,
     rounds: options.Rounds = None,
     clients: options.Clients = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
@@ -48,6 +49,7 @@ def run(
         "partition.clients": clients,
         "method": method,
         "model": model,
+        "init": init,
         "rounds": rounds,
         "seed": seed,
     }

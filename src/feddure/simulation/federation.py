@@ -28,11 +28,14 @@ STATISTICS_IMAGES = 2000
 class Federation:
     """One experiment between rounds: its server, who owns which images, and the engine that trains clients."""
 
-    def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine):
+    def __init__(
+        self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine, resumes: bool = False
+    ):
+        """Where it `resumes`, a checkpoint is read next, and the experiment's `init` is not needed."""
         counts = [ImageCounts(len(x), len(u)) for x, u in zip(partition.labelled, partition.unlabelled, strict=True)]
         static = experiment.batch_norm == "static"
         self.server = Server(
-            experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None
+            experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None, resumes
         )
         _expect_labels(self.server.method, dataset)
         self.partition = partition

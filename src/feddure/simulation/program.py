@@ -26,6 +26,7 @@ T = TypeVar("T")
 _NOT_IN_A_STEP = {
     "dataset", "seed", "rounds", "clients_per_round", "partition", "server", "evaluate_every", "checkpoint_every",
     "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout", "engine",
+    "init", "init_sha256",
 }  # fmt: skip
 
 

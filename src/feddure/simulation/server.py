@@ -20,6 +20,7 @@ from feddure.data.geometry import PADDING
 from feddure.errors import ConfigError, DataError
 from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
+from feddure.simulation import initial
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
 from feddure.simulation.program import new_module
@@ -64,7 +65,8 @@ class Server:
 
     `dataset` says how images look and what classes there are, and holds the test images, if any; its training images,
     if any, are not looked at. `data_identity` is a hash of what the clients train on or under. `statistics_of` gives a
-    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported.
+    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported. One that `resumes`
+    gets its state from a checkpoint and needs no `init`.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Server:
         engine: Engine,
         data_identity: str,
         statistics_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+        resumes: bool = False,
     ):
         self.experiment = experiment
         self.dataset = dataset
@@ -87,7 +90,10 @@ class Server:
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
         self.round = 0
         self.method.prepare(self.program.network, dataset.shape)
-        theta, statistics = self.program.network.take(new_module(experiment, dataset))
+        module = new_module(experiment, dataset)
+        if experiment.init is not None and not resumes:
+            initial.fill(module.to(self.program.network.master), experiment, dataset)
+        theta, statistics = self.program.network.take(module)
         state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
         self.state = check_state(state, experiment.method, "start")
         self.moments: dict[str, Tensor] = {}

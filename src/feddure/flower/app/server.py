@@ -124,7 +124,7 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
-        self._experiment = experiments.to_yaml(server.experiment)
+        self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
@@ -282,7 +282,7 @@ def _dataset(options: RunOptions) -> Dataset:
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    sites = ConnectedSites(grid, names, fingerprint, experiments.to_yaml(options.experiment), options.timeout_seconds)
+    sites = ConnectedSites(grid, names, fingerprint, _for_sites(options.experiment), options.timeout_seconds)
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
@@ -311,7 +311,8 @@ def _make_server(
     # A real site has images; one without any here has not been heard of yet.
     heard = [each for each in counts if each.total] if description is not None else counts
     experiment = _settle_batch(experiment, heard or counts)
-    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
+    resumes = (options.folder / checkpoint.FILE).exists()
+    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity, resumes=resumes)
     unlabelled = sum(each.unlabelled for each in counts)
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
@@ -319,6 +320,11 @@ def _make_server(
             "images without a label; use another method"
         )
     return server
+
+
+def _for_sites(experiment: Experiment) -> str:
+    """The experiment as sites are told it: the file that the server starts from is its own."""
+    return experiments.to_yaml(experiment.model_copy(update={"init": None, "init_sha256": None}))
 
 
 def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
