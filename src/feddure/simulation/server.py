@@ -280,6 +280,7 @@ def mean_evaluation(found: Mapping[int, dict]) -> dict:
         "per_class": np.mean([one["per_class"] for one in every], axis=0).tolist(),
         "confusion": np.sum([one["confusion"] for one in every], axis=0).tolist(),
         "by_client": {str(client): one["accuracy"] for client, one in sorted(found.items())},
+        "per_class_by_client": {str(client): one["per_class"] for client, one in sorted(found.items())},
     }
 
 

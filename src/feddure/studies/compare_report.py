@@ -16,7 +16,8 @@ from feddure.reports.frame import Difference, mean_sd, signed
 from feddure.reports.names import data_size
 from feddure.reports.page import Section, Text, embed, table
 from feddure.reports.run_report import write_report
-from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, TABLE_FILE, Plan
+from feddure.studies import joining
+from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FILE, Plan
 from feddure.studies.grid.failures import Problem
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, duration, number
@@ -49,6 +50,18 @@ class View:
                 found[method, which] = difference
         return found
 
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row a run, model and client: its accuracy under its own class mix and on the common test set, in %."""
+        return joining.sites(self.runs)
+
+    @cached_property
+    def joining(self) -> joining.Joining | None:
+        """What the federated methods give to a site that could train alone; None where nobody does, or nobody else."""
+        alone = [method for method in self.plan.methods if not known_methods.exchanges(method)]
+        found = joining.Joining(self.sites, alone[0]) if alone else None
+        return found if found and found.pairs else None
+
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
 
@@ -66,12 +79,19 @@ class View:
                     "steps": number(own["local_steps"].mean(), 1),
                     "last": mean_sd(own["accuracy_last"]),
                     "last 10": mean_sd(own["accuracy_last10"]),
+                    "own mix": mean_sd(self._own_mix(method)),
                     "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
         lines += [{"method": method, "last": "failed"} for method in self.failed]
-        return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
+        found = pd.DataFrame(lines, dtype=object)
+        return found.dropna(axis="columns", how="all").fillna(NOTHING)
+
+    def _own_mix(self, method: str) -> pd.Series:
+        """By seed, the mean over clients of the accuracy under their own class mixes."""
+        own = self.sites[(self.sites["method"] == method) & (self.sites["model"] == "last")]
+        return own.groupby("seed")["own_mix"].mean()
 
     def pairs(self) -> pd.DataFrame:
         """The differences by the accuracy that comparisons use."""
@@ -87,7 +107,7 @@ class View:
         spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
         said = [
             f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
-            "ones per client and round. Sent: by server and clients in one run. Time: each run's own.",
+            "ones per client and round. Own mix: last 10 under each client's own class mix, mean over clients. Sent: by server and clients in one run. Time: each run's own.",
             *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:
@@ -133,6 +153,9 @@ class View:
             for (method, which), d in self.differences.items()
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
+        if len(self.sites):
+            shares = self.sites.assign(**{test: (self.sites[test] / 100).round(6) for test in joining.TESTS})
+            frame.write_csv(folder / SITES_FILE, shares)
 
 
 def write(folder: Path, view: View) -> Path:
@@ -146,9 +169,28 @@ def write(folder: Path, view: View) -> Path:
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
         parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
+    if view.joining is not None:
+        parts += _joining(view.joining, titles)
     if len(view.plan.seeds) > 1:
         parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
     return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
+
+
+def _joining(found: joining.Joining, titles: Mapping[str, str]) -> list[Any]:
+    """The answer to a site's first question, in sentences, a table and a picture."""
+    about = (
+        f"{titles[found.alone]} is each site by itself, with as many steps as it takes in the federation. A site's own "
+        "class mix weighs the accuracy of each class on the common test set by the site's share of it. Sites that have "
+        "not trained alone, as those without a label, are left out. Dots above the line are sites that gain."
+    )
+    picture = embed(joining.figure(found), "Each site's accuracy alone and joined")
+    return [
+        Text("Is joining worth it?", "heading"),
+        *(Text(sentence) for sentence in found.sentences()),
+        table(found.table().replace({"method": dict(titles)}), numbers_from=3),
+        Text(about, "fact"),
+        picture,
+    ]
 
 
 def mean_curves(view: View) -> figures.Figure:
