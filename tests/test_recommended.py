@@ -52,8 +52,9 @@ def own_images():
     images = tiny.dataset(size=80, tests=20, side=12)
     known = np.arange(80) % 2 == 0
     labels = np.where(known, images.labels, -1)
-    return {"images": images.images, "labels": labels, "test_images": images.test_images,
-            "test_labels": images.test_labels, "site": np.arange(80) % 3, "sites": np.array(["x", "y", "z"])}  # fmt: skip
+    tests = {"test_images": images.test_images, "test_labels": images.test_labels}
+    owners = {"site": np.arange(80) % 3, "sites": np.array(["x", "y", "z"])}
+    return {"images": images.images, "labels": labels} | tests | owners
 
 
 @pytest.mark.usefixtures("quiet")

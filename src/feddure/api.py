@@ -90,8 +90,8 @@ def run(
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
-    `observers` are told of every round (`feddure.Observer`); `init` is a model to start from. A `folder:` or `npz:` data
-    set without preset and file takes the preset `recommended`.
+    `observers` are told of every round (`feddure.Observer`); `init` is a model to start from. A `folder:` or `npz:`
+    data set without preset and file takes the preset `recommended`.
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
@@ -105,6 +105,7 @@ def run(
         "seed": seed,
         **(sets or {}),
     }
+
     def read(name: str) -> Dataset:
         if isinstance(dataset, Dataset):
             return check(dataset, f"data set '{dataset.name}'")

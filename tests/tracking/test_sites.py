@@ -40,7 +40,11 @@ def test_alone_each_client_has_its_own_model_and_what_it_misses_is_left_out():
     metrics = [
         evaluated(1, 0.4, [0.4] * 3, by_client={"0": 0.4}, per_class_by_client={"0": [1.0, 0.0, 0.0]}),
         evaluated(
-            2, 0.5, [0.5] * 3, by_client={"0": 0.6, "1": 0.2}, per_class_by_client={"0": [0.0] * 3, "1": [0.0, 0.0, 1.0]}
+            2,
+            0.5,
+            [0.5] * 3,
+            by_client={"0": 0.6, "1": 0.2},
+            per_class_by_client={"0": [0.0] * 3, "1": [0.0, 0.0, 1.0]},
         ),
     ]
     assert site_accuracies(metrics, PARTITION) == [
@@ -64,7 +68,9 @@ def test_a_run_records_what_is_needed(method):
     pixels, labels = federation.images.test_batches(1000)[0]
     for site in found:
         right = (server.program.network.evaluate(*models[site.client], pixels).argmax(1) == labels).double()
-        owned = np.concatenate([federation.partition.labelled[site.client], federation.partition.unlabelled[site.client]])
+        owned = np.concatenate(
+            [federation.partition.labelled[site.client], federation.partition.unlabelled[site.client]]
+        )
         classes = images.labels[owned]
         by_image = [right[labels == label].mean().item() for label in classes]
         assert site.own_mix == pytest.approx(np.mean(by_image))

@@ -107,7 +107,8 @@ class View:
         spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
         said = [
             f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
-            "ones per client and round. Own mix: last 10 under each client's own class mix, mean over clients. Sent: by server and clients in one run. Time: each run's own.",
+            "ones per client and round. Own mix: the same mean under each client's own class mix, over clients. "
+            "Sent: by server and clients in one run. Time: each run's own.",
             *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:

@@ -55,7 +55,7 @@ class Joining:
         mine = by_site[by_site["method"] == alone]
         self.pairs: dict[tuple[str, str], pd.DataFrame] = {}  # (method, model) → a row a seed and site that has both
         for (method, model), theirs in by_site[by_site["method"] != alone].groupby(["method", "model"], sort=False):
-            both = theirs[list(TESTS)].join(mine[list(TESTS)], lsuffix="_joined", rsuffix="_alone", how="inner")
+            both = theirs[list(TESTS)].add_suffix("_joined").join(mine[list(TESTS)].add_suffix("_alone"), how="inner")
             if len(both):
                 self.pairs[str(method), str(model)] = both
 
@@ -130,7 +130,7 @@ def figure(found: Joining) -> Figure:
     formats = style.line_styles((method, "") for method in best)
     with style.applied():
         canvas = style.new_figure(WIDE, 4.6)
-        for place, (test, name) in enumerate(TESTS.items(), 1):
+        for place, test in enumerate(TESTS, 1):
             axes = canvas.add_subplot(1, 2, place)
             ends = []
             for method, both in best.items():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddure.tracking.records import Record
-from feddure.tracking.summary import LAST, evaluations
+from feddure.tracking.summary import LAST
 
 
 class SiteAccuracy(NamedTuple):
@@ -22,9 +22,7 @@ class SiteAccuracy(NamedTuple):
     common: float
 
 
-def site_accuracies(
-    metrics: Sequence[Record], partition: Mapping[str, Any], model: str = "test"
-) -> list[SiteAccuracy]:
+def site_accuracies(metrics: Sequence[Record], partition: Mapping[str, Any], model: str = "test") -> list[SiteAccuracy]:
     """Each client's accuracies, of the global model or the averaged one (`test_ema`).
 
     Where clients train alone it is each one's own model; those that have none are left out.
