@@ -80,9 +80,16 @@ def test_gains_are_paired_site_by_site_and_over_seeds(view):
     assert table.loc["fedavg-matched", "last", "common test set"]["alone"] == "50.0"
 
 
+def test_site_by_site(view):
+    found = view.joining.by_site().set_index("site")
+    assert list(found.index) == ["north", "south"]
+    assert found.loc["north", "alone, own class mix"] == f"{(75 + 70) / 2:.1f}"
+    assert found.loc["north", "FedTutor, common test set"] == "82.5"
+
+
 def test_every_federated_method_has_its_answer(view):
     matched, tutor = view.joining.sentences()
-    assert "cannot tell" in matched
+    assert "cannot be told" in matched
     assert "FedTutor" in tutor
     assert "100 % of sites gain" in tutor
 
@@ -101,4 +108,4 @@ def test_a_comparison_answers_in_its_report_and_lists_the_sites(images, tmp_path
     assert found.view.joining.sentences()[0].replace("'", "&#39;") in page
     lines = (tmp_path / "out" / compare_report.SITES_FILE).read_text().splitlines()
     assert len(lines) == 1 + 4 * 3  # alone; the last and the averaged model of FedTutor
-    assert "own mix" in found.view.methods()
+    assert set(found.view.methods(own_mix=True)["own mix"]) != {"–"}

@@ -14,7 +14,7 @@ from feddure.reports import figures, frame, style
 from feddure.reports.figures import Curve
 from feddure.reports.frame import Difference, mean_sd, signed
 from feddure.reports.names import data_size
-from feddure.reports.page import Section, Text, embed, table
+from feddure.reports.page import Group, Section, Text, embed, table
 from feddure.reports.run_report import write_report
 from feddure.studies import joining
 from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FILE, Plan
@@ -65,8 +65,11 @@ class View:
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
 
-    def methods(self) -> pd.DataFrame:
-        """The methods in the plan's order, as people read them; those that have failed are last."""
+    def methods(self, own_mix: bool = False) -> pd.DataFrame:
+        """The methods in the plan's order, as people read them; those that have failed are last.
+
+        `own_mix` adds the mean over clients of the accuracy under their own class mixes, for who has the room.
+        """
         lines = []
         for method in self.plan.methods:
             own = self._of(method)
@@ -79,14 +82,13 @@ class View:
                     "steps": number(own["local_steps"].mean(), 1),
                     "last": mean_sd(own["accuracy_last"]),
                     "last 10": mean_sd(own["accuracy_last10"]),
-                    "own mix": mean_sd(self._own_mix(method)),
+                    **({"own mix": mean_sd(self._own_mix(method))} if own_mix else {}),
                     "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
         lines += [{"method": method, "last": "failed"} for method in self.failed]
-        found = pd.DataFrame(lines, dtype=object)
-        return found.dropna(axis="columns", how="all").fillna(NOTHING)
+        return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
 
     def _own_mix(self, method: str) -> pd.Series:
         """By seed, the mean over clients of the accuracy under their own class mixes."""
@@ -107,8 +109,7 @@ class View:
         spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
         said = [
             f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
-            "ones per client and round. Own mix: the same mean under each client's own class mix, over clients. "
-            "Sent: by server and clients in one run. Time: each run's own.",
+            "ones per client and round. Sent: by server and clients in one run. Time: each run's own.",
             *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:
@@ -164,20 +165,22 @@ def write(folder: Path, view: View) -> Path:
     formats = style.line_styles((method, "") for method in view.plan.methods)
     titles = {method: known_methods.title(method) for method in (*view.plan.methods, *view.failed)}
     shown = [formats.get((method, "")) for method in view.methods()["method"]]
-    methods = view.methods().replace({"method": titles})
-    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, formats=shown)]
+    methods = view.methods(own_mix=True).replace({"method": titles})
+    about = f"{view.about_methods()} Own mix: last 10 under each client's own class mix, mean over clients."
+    parts: list[Any] = [Text(about), table(methods, numbers_from=1, formats=shown)]
     pairs = view.pairs().replace({"method": titles})
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
         parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
     if view.joining is not None:
-        parts += _joining(view.joining, titles)
+        named = bool(view.runs[0].partition.get("sites"))  # clients that were dealt are others with every seed
+        parts += _joining(view.joining, titles, named)
     if len(view.plan.seeds) > 1:
         parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
     return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
 
 
-def _joining(found: joining.Joining, titles: Mapping[str, str]) -> list[Any]:
+def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> list[Any]:
     """The answer to a site's first question, in sentences, a table and a picture."""
     about = (
         f"{titles[found.alone]} is each site by itself, with as many steps as it takes in the federation. A site's own "
@@ -191,6 +194,7 @@ def _joining(found: joining.Joining, titles: Mapping[str, str]) -> list[Any]:
         table(found.table().replace({"method": dict(titles)}), numbers_from=3),
         Text(about, "fact"),
         picture,
+        *([Group([table(found.by_site(), numbers_from=1)], "Site by site, %, mean over seeds")] if named else ()),
     ]
 
 

@@ -86,6 +86,18 @@ class Joining:
                 )
         return pd.DataFrame(lines)
 
+    def by_site(self) -> pd.DataFrame:
+        """What each site has alone and with each method, mean over seeds."""
+        best = self.best()
+        parts = {}
+        for test, name in TESTS.items():
+            mine = pd.concat([both[f"{test}_alone"] for both in best.values()])
+            parts[f"alone, {name}"] = mine.groupby("site").mean()
+            for method, both in best.items():
+                parts[f"{known_methods.title(method)}, {name}"] = both[f"{test}_joined"].groupby("site").mean()
+        found = pd.DataFrame(parts).map(lambda value: NOTHING if value != value else f"{value:.1f}")
+        return found.reset_index(names="site")
+
     def sentences(self) -> list[str]:
         """The answer, a sentence a method."""
         return [_sentence(method, both) for method, both in self.best().items()]
@@ -107,18 +119,16 @@ def share(both: pd.DataFrame, test: str) -> float:
 def _sentence(method: str, both: pd.DataFrame) -> str:
     title, own, common = known_methods.title(method), difference(both, "own_mix"), difference(both, "common")
     assert common is not None, "sites without a pair are not in the table"
-    parts = []
-    for test, found in (("own_mix", own), ("common", common)):
-        if found is not None:
-            interval = f", 95 % interval {found.interval}" if found.interval else ""
-            parts.append(f"{signed(found.mean)} points on {_PLACES[test]}{interval}")
     main, test = (own, "own_mix") if own is not None else (common, "common")
+    interval = f" (95 % interval {main.interval})" if main.interval else ""
+    parts = [f"{signed(main.mean)} points on {_PLACES[test]}{interval}"]
+    parts += [f"{signed(common.mean)} on {_PLACES['common']}"] if own is not None else []
     if main.above or main.below:
         answer = "is worth it" if main.above else "does harm"
     else:
-        answer = "may be worth it, but the seeds cannot tell" if main.n > 1 else "cannot be judged by one seed"
+        answer = "cannot be told from training alone" if main.n > 1 else "cannot be judged by one seed"
     gaining = f"{100 * share(both, test):.0f} % of sites gain"
-    return f"Joining with {title} {answer}: {', and '.join(parts)}; {gaining}."
+    return f"Joining with {title} {answer}: {' and '.join(parts)}; {gaining}."
 
 
 _PLACES = {"own_mix": "a site's own class mix", "common": "the common test set"}
@@ -130,15 +140,14 @@ def figure(found: Joining) -> Figure:
     formats = style.line_styles((method, "") for method in best)
     with style.applied():
         canvas = style.new_figure(WIDE, 4.6)
+        values = pd.concat(best.values())
+        low, high = values.min(axis=None) - 3, min(values.max(axis=None) + 3, 100.5)
         for place, test in enumerate(TESTS, 1):
             axes = canvas.add_subplot(1, 2, place)
-            ends = []
             for method, both in best.items():
                 kept = both[[f"{test}_alone", f"{test}_joined"]].dropna()
                 dots = formats[method, ""] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
                 axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], **dots)
-                ends += [*kept.to_numpy().ravel()]
-            low, high = (min(ends) - 3, min(max(ends) + 3, 100.5)) if ends else (0, 100)
             axes.plot([low, high], [low, high], "-", color=style.MUTED, linewidth=1, zorder=0)
             axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="alone", ylabel="joined")
             axes.set_title(f"Accuracy on {_PLACES[test]}, %")
