@@ -6,6 +6,7 @@ Accuracies are means of the last ten evaluations, in per cent: on the common tes
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
@@ -140,8 +141,8 @@ def figure(found: Joining) -> Figure:
     formats = style.line_styles((method, "") for method in best)
     with style.applied():
         canvas = style.new_figure(WIDE, 4.6)
-        values = pd.concat(best.values())
-        low, high = values.min(axis=None) - 3, min(values.max(axis=None) + 3, 100.5)
+        values = np.concatenate([both.to_numpy(dtype=float) for both in best.values()])
+        low, high = float(np.nanmin(values)) - 3, min(float(np.nanmax(values)) + 3, 100.5)
         for place, test in enumerate(TESTS, 1):
             axes = canvas.add_subplot(1, 2, place)
             for method, both in best.items():
