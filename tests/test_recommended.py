@@ -34,6 +34,7 @@ def test_few_images_on_a_cpu():
         ({"gpu": True}, {}, {"model": "resnet9", "rounds": 200, "optimizer.learning_rate": 5e-4}),
         ({"sites": 0}, {}, {"partition.setting": "iid-iid", "partition.clients": 3, "clients_per_round": 3}),
         ({"sites": 0, "labelled": 5}, {}, {"partition.clients": 2}),
+        ({"sites": 0}, {"partition.setting": "sites"}, {"partition.setting": "sites"}),
         ({"sites": 0, "labelled": 5000}, {}, {"partition.clients": 10}),
         ({}, {"partition.setting": "dir-dir"}, {"partition.clients": 3}),
         ({}, {"partition.setting": "dir-dir", "partition.clients": 6}, {"clients_per_round": 6}),

@@ -38,7 +38,7 @@ def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str
     """Fields by their dotted keys and the reasons in a sentence; what was `given` stays and the rest fits to it."""
     dealt = max(2, min(_MOST_CLIENTS, size.labelled // _LABELS))
     found: dict[str, Any] = {"partition.setting": "sites" if size.sites else "iid-iid"} | dict(given)
-    of_sites = found["partition.setting"] == "sites"
+    of_sites = size.sites > 0 and found["partition.setting"] == "sites"
     found = {"partition.clients": size.sites if of_sites else dealt} | found
     clients = size.sites if of_sites else found["partition.clients"]
     network = "resnet9" if size.gpu else "resnet9-slim" if size.side < 48 else "cnn"

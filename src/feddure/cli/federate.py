@@ -233,6 +233,7 @@ def run(
     ```text
     feddure federate run lungs --method feddure --rounds 50 --test held-out
     feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
+    feddure federate run lungs --method fedtutor --init pretrained.safetensors
     feddure federate run lungs --out lungs/runs/feddure --resume
     ```
     """
