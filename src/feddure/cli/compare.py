@@ -45,8 +45,8 @@ def compare(
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
 
-    Writes comparison.csv, paired.csv and report.html, and for each method and seed an ordinary run folder. A method
-    that fails is listed with the reason; the others are compared, and the exit code is 1.
+    Writes comparison.csv, paired.csv, sites.csv and report.html, and for each method and seed an ordinary run folder. A
+    method that fails is listed with the reason; the others are compared, and the exit code is 1.
 
     Examples:
 
