@@ -124,7 +124,7 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
-        self._experiment = experiments.to_yaml(server.experiment)
+        self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._empty_rounds = 0  # without a single usable update, up to now
@@ -289,7 +289,7 @@ def _dataset(options: RunOptions) -> Dataset:
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    sites = ConnectedSites(grid, names, fingerprint, experiments.to_yaml(options.experiment), options.timeout_seconds)
+    sites = ConnectedSites(grid, names, fingerprint, _for_sites(options.experiment), options.timeout_seconds)
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
@@ -321,7 +321,9 @@ def _make_server(
     validation = None
     if description is None and experiment.validation:
         validation = site_data.share_out(experiment, options.data_dir)[1].validation
-    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity, validation=validation)
+    resumes = (options.folder / checkpoint.FILE).exists()
+    engine = Engine(experiment.engine)
+    server = Server(experiment, dataset, counts, engine, identity, validation=validation, resumes=resumes)
     if len(heard) == len(counts) and not any(each.labelled for each in counts):
         raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
     unlabelled = sum(each.unlabelled for each in counts)
@@ -331,6 +333,11 @@ def _make_server(
             "images without a label; use another method"
         )
     return server
+
+
+def _for_sites(experiment: Experiment) -> str:
+    """The experiment as sites are told it: the file that the server starts from is its own."""
+    return experiments.to_yaml(experiment.model_copy(update={"init": None, "init_sha256": None}))
 
 
 def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
