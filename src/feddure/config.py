@@ -76,6 +76,15 @@ class ServerOptions(_Section):
         lt=1,
         description="Decay of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
     )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed", description="Draw exactly S clients a round, or each client by itself with probability S / K."
+    )
+    dp_clip: float | None = Field(
+        None, gt=0, description="Differential privacy of a client: longest update; longer ones are shortened to it."
+    )
+    dp_noise: float = Field(
+        0.0, ge=0, description="Its noise on the sum of updates: the standard deviation is dp_noise · dp_clip."
+    )
 
 
 class EngineOptions(_Section):

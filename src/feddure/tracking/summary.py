@@ -19,6 +19,8 @@ LAST = 10
 
 NOTHING = "–"
 
+PRIVACY = "privacy of a client with all its images"
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -35,6 +37,7 @@ class Summary:
     left_out: int
     seconds: float | None
     clients_per_second: float | None
+    privacy: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) for a table; the averaged model only where there is one."""
@@ -48,6 +51,8 @@ class Summary:
                 ("averaged model, last evaluation", percent(self.accuracy_ema_last)),
                 (f"averaged model, {self.mean_of}", percent(self.accuracy_ema_last10)),
             ]
+        if self.privacy is not None:
+            rows.append((PRIVACY, self.privacy))
         return [
             *rows,
             ("local steps", f"{self.local_steps:,}"),
@@ -88,6 +93,7 @@ def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summa
         left_out=sum(len(record.get("left_out", [])) for record in metrics),
         seconds=seconds,
         clients_per_second=clients / seconds if seconds else None,
+        privacy=_privacy(metrics),
     )
 
 
@@ -134,6 +140,14 @@ def duration(seconds: float | None) -> str:
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02} min"
     return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
+
+
+def _privacy(metrics: Sequence[Record]) -> str | None:
+    """What all rounds together tell about one client."""
+    found = metrics[-1].get("privacy") if metrics else None
+    if found is None:
+        return None
+    return "none: no noise" if found["epsilon"] is None else f"ε {found['epsilon']:.2f} at δ {found['delta']:g}"
 
 
 def _last(values: list[tuple[int, Any]]) -> float | None:
