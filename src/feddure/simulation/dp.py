@@ -62,6 +62,22 @@ def epsilon(spent: Sequence[Spent], delta: float = DELTA) -> float:
     return max(0.0, float(found))
 
 
+def noise_for(budget: float, delta: float, times: int) -> float:
+    """The least noise multiplier, to a thousandth of the budget, with which so many uses cost no more than ε."""
+    low, high = 0.0, 1.0
+    while (found := epsilon([(high, 1.0, times)], delta)) > budget:
+        low, high = high, 2 * high
+        if high > 1e12:
+            raise ConfigError(f"dp-budget {budget:g} at dp-delta {delta:g} is too small for any noise")
+    while budget - found > budget / 1000:
+        middle = (low + high) / 2
+        if (there := epsilon([(middle, 1.0, times)], delta)) <= budget:
+            high, found = middle, there
+        else:
+            low = middle
+    return high
+
+
 @lru_cache
 def _renyi(noise: float, rate: float) -> np.ndarray:
     """Of one use, for each order."""
@@ -88,4 +104,3 @@ def check_method(method: Method, state: State) -> None:
         )
     if state["statistics"].numel():
         raise ConfigError("server.dp_clip: batch-norm statistics cannot be made private; use norm=group")
-

@@ -213,8 +213,8 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
     engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
     counts = [ImageCounts(1, 1) for _ in description.sites]
     server = Server(experiment, site_data.without_images(description), counts, engine, description.fingerprint())
-    if options.protection.epsilon and server.state["statistics"].numel():
-        raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
+    if options.protection.noise and server.state["statistics"].numel():
+        raise ConfigError("--dp-noise: batch-norm statistics cannot be made private; add --set norm=group")
 
 
 # --- the server's index of its runs ------------------------------------------------------------------
