@@ -39,6 +39,7 @@ def test_all_examples_are_tested():
         "attacks.yaml",
         "few-labels.yaml",
         "scarce-labels.yaml",
+        "privacy.yaml",
         "regulators.yaml",
         "regulators-cifar10.yaml",
         "regulators-slim.yaml",
@@ -84,6 +85,14 @@ def test_the_sweeps_are_measured(name, cells):
     wanted, published = sweep.read(EXAMPLES / f"{name}.yaml"), Store(RESULTS / name)
     assert len(wanted.cells()) == cells
     assert all(published.has(cell) for cell in wanted.cells())
+
+
+def test_the_sweep_of_privacy_differs_in_noise_alone():
+    points = sweep.read(EXAMPLES / "privacy.yaml").points
+    noises = {point.cells[0].experiment.server.dp_noise for point in points}
+    assert noises == {0, 0.5, 0.7, 1, 1.5, 2, 4}
+    apart = experiments.differences([cell.experiment for point in points for cell in point.cells])
+    assert set(apart) == {"method", "seed", "server.dp_noise"}
 
 
 @pytest.mark.parametrize("name", ["regulators", "regulators-cifar10"])

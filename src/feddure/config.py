@@ -95,6 +95,15 @@ class ServerOptions(_Section):
     robust_share: float = Field(
         0.2, ge=0, lt=0.5, description="Share of a round's clients that trimmed-mean and Krum take to be hostile."
     )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed", description="Draw exactly S clients a round, or each client by itself with probability S / K."
+    )
+    dp_clip: float | None = Field(
+        None, gt=0, description="Differential privacy of a client: longest update; longer ones are shortened to it."
+    )
+    dp_noise: float = Field(
+        0.0, ge=0, description="Its noise on the sum of updates: the standard deviation is dp_noise · dp_clip."
+    )
 
 
 class AttackOptions(_Section):

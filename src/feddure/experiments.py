@@ -145,6 +145,21 @@ def _check_together(experiment: Experiment) -> None:
         )
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError("optimizer.nesterov was given without optimizer.momentum: add, say, optimizer.momentum=0.9")
+    server = experiment.server
+    if server.dp_noise and server.dp_clip is None:
+        raise ConfigError("server.dp_noise was given without server.dp_clip: noise needs a bound on the update")
+    if server.dp_clip is not None and (server.weight, server.sampling) != ("uniform", "poisson"):
+        raise ConfigError(
+            f"server.dp_clip was given with server.weight={server.weight} and server.sampling={server.sampling}: "
+            "the account of privacy holds for server.weight=uniform and server.sampling=poisson"
+        )
+    if server.dp_clip is not None and (server.robust != "none" or server.norm_bound is not None):
+        raise ConfigError(
+            "server.dp_clip was given with server.robust or server.norm_bound: what one client sends would then change "
+            "what becomes of others, which the account of privacy does not cover; use one of the two"
+        )
+    if server.sampling == "poisson" and experiment.batch_norm == "static":
+        raise ConfigError("batch_norm: static needs clients in every round; use server.sampling=fixed, or aggregate")
     try:
         json.dumps(experiment.options)
     except TypeError:

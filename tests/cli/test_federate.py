@@ -115,11 +115,11 @@ def test_a_site_gets_its_options(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(sites, "join", lambda *given: asked.append((*given[:4], given[5])))
     init(tmp_path / "trees")
-    run("site", tmp_path / "trees", "north", "--data", tmp_path, "--device", "cpu", "--dp-epsilon", 0.5)
+    run("site", tmp_path / "trees", "north", "--data", tmp_path, "--device", "cpu", "--dp-budget", 0.5)
     run("site", tmp_path / "trees", "north", "--data", f"folder:{tmp_path}?depth=12", "--verbose")
     bundle = ServerFolder(tmp_path / "trees").bundle("north")
     assert asked == [
-        (bundle, "north", ImageFolder(tmp_path), {"device": "cpu", "dp-epsilon": 0.5}, False),
+        (bundle, "north", ImageFolder(tmp_path), {"device": "cpu", "dp-budget": 0.5}, False),
         (bundle, "north", ImageFolder(tmp_path, 12), {}, True),
     ]
 

@@ -87,3 +87,10 @@ def test_names_as_people_write_them():
     assert [display_name(name) for name in ("cifar10", "resnet9-slim")] == ["CIFAR-10", "ResNet-9 slim"]
     assert percent(0.669) == "66.90\u202f%"
     assert [signed(value) for value in (1.25, -1.26, -0.04, 0.0)] == ["+1.2", "−1.3", "0.0", "0.0"]
+
+
+def test_privacy_is_that_of_all_rounds_up_to_the_last():
+    spent = [record(number) | {"privacy": {"epsilon": number / 2, "delta": 1e-5}} for number in (1, 2, 3)]
+    assert "1.50" in summarise(spent).privacy
+    assert "none" in summarise([record(1) | {"privacy": {"epsilon": None, "delta": 1e-5}}]).privacy
+    assert summarise([record(1)]).privacy is None

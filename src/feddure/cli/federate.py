@@ -38,10 +38,12 @@ Images = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="Bound on the Euclidean norm of an update.")]
-Epsilon = Annotated[
-    float | None, typer.Option("--dp-epsilon", help="Local differential privacy per round; needs --clip-norm.")
+Noise = Annotated[
+    float | None,
+    typer.Option(
+        "--dp-noise", help="Differential privacy of a site, all its images together: noise over --clip-norm on updates."
+    ),
 ]
-Delta = Annotated[float | None, typer.Option("--dp-delta", help="δ of local differential privacy (1e-5).")]
 
 
 @app.command()
@@ -169,8 +171,12 @@ def site(
     data: Images,
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda where there is.")] = None,
     clip_norm: ClipNorm = None,
-    dp_epsilon: Epsilon = None,
-    dp_delta: Delta = None,
+    dp_noise: Noise = None,
+    dp_budget: Annotated[
+        float | None,
+        typer.Option("--dp-budget", help="ε that all updates together may tell of this site's images; then it stops."),
+    ] = None,
+    dp_delta: Annotated[float | None, typer.Option("--dp-delta", help="δ of that ε (1e-5).")] = None,
     helpers: Annotated[
         bool, typer.Option("--helpers/--no-helpers", help="FedMatch hands this site's parameters to other sites.")
     ] = True,
@@ -186,6 +192,7 @@ def site(
     ```text
     feddure federate site north north --data /images
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
+    feddure federate site north north --data /images --clip-norm 1.0 --dp-budget 8   # and no further
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
@@ -194,7 +201,8 @@ def site(
     from feddure.flower.deploy.layout import find_bundle
 
     bundle = find_bundle(folder.resolve(), name)
-    wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
+    wanted = {"device": device, "clipping-norm": clip_norm}
+    wanted |= {"dp-noise": dp_noise, "dp-budget": dp_budget, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
     images = ImageFolder.parse(data, "--data")
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
@@ -221,8 +229,7 @@ def run(
     ] = None,
     wait: Annotated[float | None, typer.Option("--wait", help="Seconds to wait for them; default: 600.")] = None,
     clip_norm: ClipNorm = None,
-    dp_epsilon: Epsilon = None,
-    dp_delta: Delta = None,
+    dp_noise: Noise = None,
 ) -> None:
     """Train over the sites, on the server's machine while `federate server` runs; shows the run's log.
 
@@ -257,8 +264,7 @@ def run(
         "minimum-sites": minimum_sites,
         "wait-seconds": wait,
         "clipping-norm": clip_norm,
-        "dp-epsilon": dp_epsilon,
-        "dp-delta": dp_delta,
+        "dp-noise": dp_noise,
     }
     options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or runs.default_run_folder(federation, method or "feddure")

@@ -159,10 +159,12 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
         ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
         ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
         ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
+        ("Differential privacy", found.privacy or "", "of a client with all its images, over all rounds"),
     ]
     absent = {"Averaged model"} if found.accuracy_ema_last is None else set()
     absent |= {"Best validation"} if found.best_round is None else set()
     absent |= {"Test accuracy", "Last evaluation"} if not found.evaluations and found.best_round is not None else set()
+    absent |= {"Differential privacy"} if found.privacy is None else set()
     absent |= {"Communication"} if row.bytes_down != row.bytes_down else set()
     return [card for card in cards if card[0] not in absent]
 
@@ -181,8 +183,9 @@ def _runs(
         accuracies["averaged model"] = "accuracy_ema_last10"
     if any(found.best_round is not None for found in summaries):
         accuracies |= {"validation": "validation_last10", "best": "validation_best", "test there": "accuracy_best"}
+    private = any(found.privacy for found in summaries)
     columns = ["run", "method", *map(axis, fields), "rounds", *accuracies]
-    columns += ["local steps", "per client", "time"]
+    columns += ["local steps", "per client", "time", *([summary.PRIVACY] if private else ())]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
         tree = experiments.flat(run.experiment)
@@ -196,6 +199,7 @@ def _runs(
                 f"{found.local_steps:,}",
                 summary.number(found.mean_local_steps, 1),
                 summary.duration(found.seconds),
+                *([found.privacy or NOTHING] if private else ()),
             ]
         )
     parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=formats)]

@@ -21,7 +21,7 @@ from feddure.data.geometry import PADDING
 from feddure.errors import ConfigError, DataError
 from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
-from feddure.simulation import initial, robust
+from feddure.simulation import dp, initial, robust
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
 from feddure.simulation.program import new_heads, new_module
@@ -110,6 +110,8 @@ class Server:
         self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
         self.memories: dict[int, dict[str, Tensor]] = {}
         self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.image_counts)
+        if experiment.server.dp_clip is not None:
+            dp.check_method(self.method, self.state)
 
     @property
     def clients(self) -> int:
@@ -122,9 +124,12 @@ class Server:
 
         The others would only return the model that they received.
         """
-        able = [client for client in range(self.clients) if self._can_learn(client)]
-        size = min(self.experiment.clients_per_round, len(able))
-        return [able[i] for i in rng.sample(len(able), size, self.experiment.seed, "sample", round_number)]
+        able, size = self._able(), self._expected()
+        key = (self.experiment.seed, "sample", round_number)
+        if self.experiment.server.sampling == "poisson":
+            drawn = rng.bits(len(able), *key) >> np.uint64(11)
+            return [client for client, number in zip(able, drawn, strict=True) if number < size / len(able) * 2**53]
+        return [able[i] for i in rng.sample(len(able), size, *key)]
 
     def assignments(self) -> list[Assignment]:
         """The next round's work, in drawing order."""
@@ -167,6 +172,8 @@ class Server:
             "left_out": sorted(problems),
             "communication": communication,
         }
+        if self.experiment.server.dp_clip is not None:
+            record["privacy"] = self._privacy()
         return record | ({"suspicious": suspicious} if suspicious else {}), problems
 
     # --- the global model ----------------------------------------------------------------------------
@@ -218,17 +225,36 @@ class Server:
         counts, needs = self.image_counts[client], self.method.needs
         return bool(counts.total if needs.every_label or needs.unlabelled else counts.labelled)
 
+    def _able(self) -> list[int]:
+        """Clients that have something the method learns from."""
+        return [client for client in range(self.clients) if self._can_learn(client)]
+
+    def _expected(self) -> int:
+        """Clients in a round, on average where each is drawn by itself."""
+        return min(self.experiment.clients_per_round, len(self._able()))
+
+    def _privacy(self) -> dict[str, float | None]:
+        """What all rounds up to now tell about any one client, with all its images; ε is null where it is infinite."""
+        options, able = self.experiment.server, len(self._able())
+        found = dp.epsilon([(options.dp_noise, self._expected() / able, self.round)])
+        return {"epsilon": found if np.isfinite(found) else None, "delta": dp.DELTA}
+
     def _aggregate(self, used: Sequence[Answer]) -> tuple[State, State] | None:
         """The next state and moments from these answers; None where they would not be finite."""
-        if not used:
+        before, options = self.state["theta"], self.experiment.server
+        if options.dp_clip is not None:  # also of nobody: silence would tell that
+            thetas, key = [answer.upload["theta"] for answer in used], (self.experiment.seed, self.round)
+            mean = dp.private_mean(before, thetas, options.dp_clip, options.dp_noise, self._expected(), *key)
+            made = {**self.state, "theta": mean}
+        elif used:
+            uploads = [answer.upload for answer in used]
+            weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
+            if combined := robust.combine(options, uploads):
+                uploads, weights, clients = [combined], [1.0], clients[:1]
+            made = self.method.aggregate(self.state, uploads, weights, clients, self.round)
+        else:
             return self.state, self.moments
-        uploads = [answer.upload for answer in used]
-        weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
-        if combined := robust.combine(self.experiment.server, uploads):
-            uploads, weights, clients = [combined], [1.0], clients[:1]
-        made = self.method.aggregate(self.state, uploads, weights, clients, self.round)
         state = check_state(made, self.experiment.method, "aggregate")
-        before = self.state["theta"]
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
         return (state, moments) if _all_finite([*new, *moments.values()]) else None

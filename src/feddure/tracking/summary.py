@@ -23,6 +23,8 @@ VALIDATION = ("validation_last10", "validation_ema", "validation_best", "accurac
 
 NOTHING = "–"
 
+PRIVACY = "privacy of a client with all its images"
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -45,6 +47,7 @@ class Summary:
     best_round: int | None = None  # by its accuracy on validation images
     validation_best: float | None = None
     accuracy_best: float | None = None  # on the test set, at that round
+    privacy: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) for a table; the averaged model only where there is one."""
@@ -66,6 +69,8 @@ class Summary:
                 ("test accuracy in that round", percent(self.accuracy_best)),
             ]
             rows = [row for row in rows if row[1] != NOTHING]
+        if self.privacy is not None:
+            rows.append((PRIVACY, self.privacy))
         return [
             *rows,
             ("local steps", f"{self.local_steps:,}"),
@@ -114,6 +119,7 @@ def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summa
         best_round=best[0] if best else None,
         validation_best=best[1] if best else None,
         accuracy_best=dict(accuracy).get(best[0]) if best else None,
+        privacy=_privacy(metrics),
     )
 
 
@@ -163,6 +169,14 @@ def duration(seconds: float | None) -> str:
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02} min"
     return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
+
+
+def _privacy(metrics: Sequence[Record]) -> str | None:
+    """What all rounds together tell about one client."""
+    found = metrics[-1].get("privacy") if metrics else None
+    if found is None:
+        return None
+    return "none: no noise" if found["epsilon"] is None else f"ε {found['epsilon']:.2f} at δ {found['delta']:g}"
 
 
 def _last(values: list[tuple[int, Any]]) -> float | None:

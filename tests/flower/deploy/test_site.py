@@ -157,7 +157,7 @@ def test_a_supernode_does_not_stay_without_a_superexec(north):
         ("ok", {}, 0o644, None, "chmod 600"),
         ("ok", {}, 0o600, str(Path(sys.executable).parent), "feddure's own is not what would be started"),
         ("ok", {"device": "cud"}, 0o600, None, "engine.device: 'cud' was given"),
-        ("ok", {"dp-epsilon": 0.5}, 0o600, None, "dp-epsilon was given without a clipping norm"),
+        ("ok", {"dp-noise": 0.5}, 0o600, None, "without a clipping norm"),
         ("ok", {"clipping-norm": -1.0}, 0o600, None, "clipping norm: -1.0 was given"),
     ],
 )

@@ -45,8 +45,7 @@ class Task:
     checkpointed_round: int  # the same as of the server's last checkpoint, to which it may go back
     evaluate: bool = False  # also test the received model on the site's own test and validation images
     clipping_norm: float = 0.0
-    dp_epsilon: float = 0.0
-    dp_delta: float = 0.0
+    dp_noise: float = 0.0
     left_out: str = ""  # the last round in which the server could not use this site's answer, and why
 
     def pack(self) -> ConfigRecord:

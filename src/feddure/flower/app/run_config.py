@@ -34,8 +34,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "wait-seconds": (600.0, "Longest time to wait for so many sites."),
     "timeout-seconds": (0.0, "Longest time to wait for the answers of a round; 0 for the description's."),
     "clipping-norm": (0.0, "Bound on the Euclidean norm of a site's update; 0 for none."),
-    "dp-epsilon": (0.0, "Epsilon of local differential privacy in each round, at most 1; 0 for none."),
-    "dp-delta": (1e-5, "Delta of local differential privacy."),
+    "dp-noise": (0.0, "Noise on a site's update: standard deviation over clipping-norm; 0 for none."),
     "dataset": ("fashion-mini", "In Flower's simulation, without a description: the data set to share out."),
     "data-dir": ("", "In Flower's simulation: where downloaded data sets lie; empty for the usual place."),
     "description": ("", "The federation's description, as in federation.yaml; empty for a simulation."),
@@ -102,6 +101,11 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         raise ConfigError(
             f"method '{experiment.method}' exchanges nothing, so a federation has nothing to do; use another"
         )
+    if experiment.server.dp_clip is not None:
+        raise ConfigError(
+            "server.dp_clip is for the simulator, whose noise everybody who knows the seed can remove; use --clip-norm "
+            "and --dp-noise, which act at the sites"
+        )
     timeout = values["timeout-seconds"] or (description.timeout_seconds if description else 600.0)
     return RunOptions(
         experiment=experiment,
@@ -112,7 +116,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,
-        protection=Protection(values["clipping-norm"], values["dp-epsilon"], values["dp-delta"]),
+        protection=Protection(values["clipping-norm"], values["dp-noise"]),
         data_dir=values["data-dir"],
         clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )

@@ -23,6 +23,7 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
 from feddure.flower.app import messages, run_config, site_data
+from feddure.flower.app.ledger import epsilon_of
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
@@ -31,6 +32,7 @@ from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint, runs
+from feddure.simulation.dp import DELTA
 from feddure.simulation.engine import Engine
 from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, resolve_unlabelled_batch
 from feddure.tracking import records
@@ -64,8 +66,8 @@ def run(grid: Grid, options: RunOptions) -> Server:
     dataset = _dataset(options)
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
-    if options.protection.epsilon and server.state["statistics"].numel():
-        raise ConfigError("dp-epsilon: batch-norm statistics cannot be made private; add norm=group to the settings")
+    if options.protection.noise and server.state["statistics"].numel():
+        raise ConfigError("dp-noise: batch-norm statistics cannot be made private; add norm=group to the settings")
     with runs.lock(folder):
         # A server that worked here while this one waited for sites may have left a run.
         runs.check_folder(options.experiment, folder, options.resume)
@@ -153,6 +155,9 @@ class Rounds:
         record["train"] = _combine(means, messages.accepts_mean(server.method))
         record["federation"] = self._describe(assignments, reports, traffic, problems)
         record |= _validation(server.round, means)
+        if self._options.protection.noise:  # of a site that took part in all rounds
+            spent = epsilon_of({self._options.protection.noise: server.round}, DELTA)
+            record["privacy"] = {"epsilon": spent, "delta": DELTA}
         if server.due():
             record |= server.test()
         seconds = time.perf_counter() - began
@@ -218,8 +223,7 @@ class Rounds:
             checkpointed_round=self._checkpointed.get(client, 0),
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
             clipping_norm=protection.clipping_norm,
-            dp_epsilon=protection.epsilon,
-            dp_delta=protection.delta,
+            dp_noise=protection.noise,
             left_out=self._left_out.pop(client, ""),
         )
 
@@ -399,6 +403,8 @@ def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
     parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} drawn sites"]
     if "loss" in record["train"]:
         parts.append(f"loss {record['train']['loss']:.3f}")
+    if "privacy" in record:
+        parts.append(f"ε {record['privacy']['epsilon']:.2f} of a site at δ {record['privacy']['delta']:g}")
     if "test" in record:
         parts.append(f"accuracy {100 * record['test']['accuracy']:.1f} %")
     if "validation" in record:

@@ -218,8 +218,8 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
     resumes = options.resume and (options.folder / checkpoint.FILE).exists()
     shown = site_data.without_images(description)
     server = Server(experiment, shown, counts, engine, description.fingerprint(), resumes=resumes)
-    if options.protection.epsilon and server.state["statistics"].numel():
-        raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
+    if options.protection.noise and server.state["statistics"].numel():
+        raise ConfigError("--dp-noise: batch-norm statistics cannot be made private; add --set norm=group")
 
 
 # --- the server's index of its runs ------------------------------------------------------------------

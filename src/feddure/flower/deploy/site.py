@@ -12,6 +12,7 @@ from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
 from feddure.flower.app.client import read_experiment
+from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.private_files import make_private_folder
 from feddure.flower.app.sanitize import LOG_PREFIX, printable
@@ -163,9 +164,16 @@ def start(
 def _preflight(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show) -> Connection:
     """Refuse what would fail in every round, and a server that is not this federation's; how to reach the right one."""
     # Options with which the ClientApp could not train are refused here: they would fail there in every round.
-    Protection(options.get("clipping-norm", 0.0), options.get("dp-epsilon", 0.0), options.get("dp-delta", 1e-5))
+    protection = Protection.of_node(options)
     Engine(read_experiment(experiments.to_yaml(Experiment()), str(options.get("device", ""))).engine)
     make_private_folder(bundle.state, RunError)
+    ledger = Ledger(bundle.state)
+    if ledger.exists:
+        show(
+            f"privacy: {ledger.account(protection.delta, protection.budget)}: what all runs may have told of this site"
+        )
+        if not (protection.noise or protection.budget):
+            show("note: without --dp-noise or --dp-budget this site answers only runs that ask for noise themselves")
     found = check(bundle, site, images, connect=False, cache=bundle.cache)
     for finding in found.findings:
         if finding.level == "note":
