@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from feddure.cli import federate_sites
 from feddure.cli.options import Sets
 from feddure.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(federate_sites.app, name="sites")
 
 
 @app.callback(help="A real federation of sites: encrypted, authenticated, on Flower.")

@@ -16,6 +16,7 @@ from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
 
 if TYPE_CHECKING:
+    from feddure.flower.app.registry import Registration
     from feddure.flower.deploy.check import CheckResult
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import Status
@@ -115,11 +116,13 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    table = Table("site", "status", "since", box=None, padding=(0, 1))
+    table = Table("site", "status", "since", "images", box=None, padding=(0, 1))
     for site in found.sites:
         status = "registered, not seen yet" if site.status == "registered" else site.status
         colour = _COLOURS.get(site.status, "default")
-        table.add_row(_text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since))
+        table.add_row(
+            _text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since), _images(found.images.get(site.site))
+        )
     console.print(table)
     if not found.runs:
         console.print("\nno runs yet")
@@ -139,6 +142,17 @@ def show_status(found: "Status", folder: Path) -> None:
         )
     console.print()
     console.print(table)
+
+
+def _images(registered: "Registration | None") -> str:
+    """What counts for a site, and what it says where that is something else."""
+    if registered is None:
+        return ""
+    counts, claimed = registered.counts, registered.claimed
+    text = f"{counts.labelled:,} labelled, {counts.unlabelled:,} unlabelled"
+    if claimed is None:
+        return text
+    return f"{text} [yellow](says {claimed.labelled:,} and {claimed.unlabelled:,}: `federate sites approve`)[/]"
 
 
 def _from(folder: Path, place: Path) -> Path:

@@ -198,13 +198,17 @@ class Server:
         """The next state and moments from these answers; None where they would not be finite."""
         if not used:
             return self.state, self.moments
-        weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
-        made = self.method.aggregate(self.state, [a.upload for a in used], weights, clients, self.round)
+        clients = [answer.client for answer in used]
+        made = self.method.aggregate(self.state, [a.upload for a in used], self.weights(clients), clients, self.round)
         state = check_state(made, self.experiment.method, "aggregate")
         before = self.state["theta"]
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
         return (state, moments) if _all_finite([*new, *moments.values()]) else None
+
+    def weights(self, clients: Sequence[int]) -> list[float]:
+        """How much each of these clients counts in the mean of their updates."""
+        return capped([self._weight(client) for client in clients], self.experiment.server.weight_cap)
 
     def _communication(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
@@ -249,6 +253,14 @@ def resolve_unlabelled_batch(experiment: Experiment, image_counts: Sequence[Imag
     if wanted != "auto":
         return wanted
     return max(1, round(sum(counts.unlabelled for counts in image_counts) / len(image_counts) / 5))
+
+
+def capped(weights: Sequence[float], cap: float | None) -> list[float]:
+    """Weights of which none is more than `cap` times their median; of an even number the lower one, as one may lie."""
+    if cap is None or not weights:
+        return list(weights)
+    limit = cap * sorted(weights)[(len(weights) - 1) // 2]
+    return [min(weight, limit) for weight in weights]
 
 
 def optimise(options: ServerOptions, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

@@ -275,6 +275,22 @@ def test_answers_that_cannot_be_used_are_left_out_and_named(root, capsys):
     tiny.assert_equal(server.state, federation.server.state)
 
 
+def test_a_site_that_lies_about_its_images_neither_ends_the_run_nor_owns_the_mean(root, capsys):
+    nodes = federated.grid(root)
+
+    def lie(message, reply):
+        if message.metadata.message_type == "query":
+            reply.content.config_records[ANSWER]["unlabelled"] = 99_999_999
+        return reply
+
+    nodes.changes[12] = lie
+    server = federated.federate(root, nodes, settings=AUTO.replace("clients_per_round=2", "clients_per_round=3"))
+    assert server.experiment.unlabelled_batch < 10
+    honest, liar, other = server.weights([0, 1, 2])
+    assert liar == 3 * max(honest, other)
+    assert "note: site 'south' would weigh 1e+08" in capsys.readouterr().out
+
+
 def test_odd_reports_beside_a_proper_update_do_no_harm(root):
     """Only numbers of known names are recorded."""
     nodes = federated.grid(root)
@@ -335,7 +351,7 @@ def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(ro
     assert written(root)[-1]["left_out"] == []
 
 
-def test_one_sites_claim_does_not_become_everybodys_batch(root):
+def test_a_batch_too_large_for_anybody_asks_for_a_number(root):
     nodes = federated.grid(root)
 
     def claim(message, reply):
@@ -343,7 +359,7 @@ def test_one_sites_claim_does_not_become_everybodys_batch(root):
             reply.content.config_records[ANSWER].update(unlabelled=10**8)
         return reply
 
-    nodes.changes[13] = claim
+    nodes.changes = dict.fromkeys((12, 13), claim)
     with pytest.raises(ConfigError, match="add unlabelled_batch=N"):
         federated.federate(root, nodes, settings=AUTO)
     assert not (root / "run").exists()
@@ -415,7 +431,7 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"method": "fedavg-sl"}, "learns from the labels of all images, but the sites have 80"),
+        ({"method": "fedavg-sl"}, "learns from the labels of all images, but there are images without a label at north"),
         ({"settings": ALL + " batch_norm=static"}, "a server has no training images; use aggregate"),
         ({"settings": ALL, "method": "local"}, "exchanges nothing"),
     ],

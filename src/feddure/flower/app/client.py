@@ -218,6 +218,8 @@ def train(message: Message, context: Context) -> Message:
         site = _open(context, task.experiment)
         if task.left_out and site.is_real:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
+        if task.notice and site.is_real:
+            log(f"note: this site {one_line(task.notice)}")
         worker = _worker(task.experiment, str(context.node_config.get("device", "")))
         memory: Memory = (
             DiskMemory(site.state, task.run_name)

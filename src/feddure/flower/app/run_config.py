@@ -36,10 +36,13 @@ KEYS: dict[str, tuple[Any, str]] = {
     "dp-epsilon": (0.0, "Epsilon of local differential privacy in each round, at most 1; 0 for none."),
     "dp-delta": (1e-5, "Delta of local differential privacy."),
     "dataset": ("fashion-mini", "In Flower's simulation, without a description: the data set to share out."),
+    "server-folder": ("", "Where the operator keeps what was agreed with sites; empty for nowhere."),
     "data-dir": ("", "In Flower's simulation: where downloaded data sets lie; empty for the usual place."),
     "description": ("", "The federation's description, as in federation.yaml; empty for a simulation."),
 }
 """Every key with its default and meaning."""
+WEIGHT_CAP = 3.0
+"""Real sites say themselves how many images they have: none weighs more than so many times the median."""
 
 _HEAD = f"""\
 # A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
@@ -75,6 +78,7 @@ class RunOptions:
     wait_seconds: float
     timeout_seconds: float
     protection: Protection
+    server_folder: Path | None
     data_dir: str
     clients_given: bool  # whether partition.clients was asked for
 
@@ -104,6 +108,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,
         protection=Protection(values["clipping-norm"], values["dp-epsilon"], values["dp-delta"]),
+        server_folder=Path(values["server-folder"]) if values["server-folder"] else None,
         data_dir=values["data-dir"],
         clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )
@@ -137,6 +142,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
             "dataset": description.name,
             "partition.setting": "sites",
             "partition.clients": len(description.sites),
+            "server.weight_cap": WEIGHT_CAP,
         }
     return experiments.load(values["preset"] or None, None, changes, sets)
 

@@ -26,6 +26,7 @@ from feddure.flower.app import messages, run_config, site_data
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import relays_uploads
+from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
@@ -127,6 +128,7 @@ class Rounds:
         self._experiment = experiments.to_yaml(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
+        self._capped: set[int] = set()  # clients whose weight was cut, as the operator knows
         self._empty_rounds = 0  # without a single usable update, up to now
 
     def run_next(self) -> None:
@@ -145,6 +147,7 @@ class Rounds:
             log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
         used = [answer for answer in answers if answer.client not in problems]
+        self._note_capped([answer.client for answer in used])
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
         means = [(answer.steps, reports[answer.client]) for answer in used]
@@ -161,6 +164,16 @@ class Rounds:
             self._checkpointed = _remembered(server)
         log(_summary(record, seconds, server.experiment.rounds))
         self._expect_updates(len(used), problems)
+
+    def _note_capped(self, used: Sequence[int]) -> None:
+        for client, weight in zip(used, self._server.weights(used), strict=True):
+            (alone,) = self._server.weights([client])
+            if weight < alone and client not in self._capped:
+                self._capped.add(client)
+                log(
+                    f"note: site '{self._sites.name(client)}' would weigh {alone:g} and weighs {weight:g}: no more than "
+                    f"{self._server.experiment.server.weight_cap:g} times the round's median (server.weight_cap)"
+                )
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
@@ -217,6 +230,7 @@ class Rounds:
             clipping_norm=protection.clipping_norm,
             dp_epsilon=protection.epsilon,
             dp_delta=protection.delta,
+            notice=self._sites.by_client[client].notice,
             left_out=self._left_out.pop(client, ""),
         )
 
@@ -282,7 +296,14 @@ def _dataset(options: RunOptions) -> Dataset:
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    sites = ConnectedSites(grid, names, fingerprint, experiments.to_yaml(options.experiment), options.timeout_seconds)
+    sites = ConnectedSites(
+        grid,
+        names,
+        fingerprint,
+        experiments.to_yaml(options.experiment),
+        options.timeout_seconds,
+        Registry(options.server_folder),
+    )
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
@@ -310,23 +331,28 @@ def _make_server(
     counts = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
     heard = [each for each in counts if each.total] if description is not None else counts
-    experiment = _settle_batch(experiment, heard or counts)
+    experiment = _settle_batch(experiment, heard or counts, real=description is not None)
     server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
-    unlabelled = sum(each.unlabelled for each in counts)
+    unlabelled = [sites.name(client) for client, each in enumerate(counts) if each.unlabelled]
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
-            f"method '{experiment.method}' learns from the labels of all images, but the sites have {unlabelled} "
-            "images without a label; use another method"
+            f"method '{experiment.method}' learns from the labels of all images, but there are images without a label "
+            f"at {', '.join(unlabelled)}; use another method"
         )
     return server
 
 
-def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
-    """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
+def _settle_batch(experiment: Experiment, counts: list[ImageCounts], real: bool) -> Experiment:
+    """`auto` becomes a number, which stays when sites come or go and when the run is resumed.
+
+    Real sites say themselves how many images they have; the median, of an even number the lower one, is not one liar's.
+    """
+    if real:
+        counts = [sorted(counts, key=lambda each: each.unlabelled)[(len(counts) - 1) // 2]]
     settled = resolve_unlabelled_batch(experiment, counts)
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
-            f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
+            f"unlabelled_batch: auto, a fifth of a usual site's unlabelled images, would be {settled} in each step, "
             f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
         )
     return experiments.build(experiment.model_dump() | {"unlabelled_batch": settled})

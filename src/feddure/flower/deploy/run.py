@@ -48,7 +48,7 @@ def run(
     if resume and not _is_begun(run_folder):
         raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
     wanted = (last_options(folder, run_folder) if resume else {}) | dict(options)
-    here = {"run-folder": str(run_folder), "resume": resume}
+    here = {"run-folder": str(run_folder), "resume": resume, "server-folder": str(folder.server.resolve())}
     # A mistake is told before a run is started, and before it is noted as what the run was asked for.
     preflight(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
     control = Control(folder, show)
