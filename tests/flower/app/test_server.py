@@ -243,6 +243,7 @@ BAD = [
     (replace_array("theta", lambda v: {"theta": v[:-1]}), "sent 'theta' with shape"),
     (replace_array("theta", lambda v: {"weights": v}), "sent arrays statistics, weights"),
     (replace_array("theta", lambda v: {"theta": v, "more": v}), "sent arrays more, statistics, theta"),
+    (replace_array("theta", lambda v: {"theta": np.tile(v, 9)}), "bytes of arrays, expected at most"),
     (replace_array("theta", lambda v: {"theta": v.astype(np.float32)}), "sent 'theta' as float32, expected float64"),
     (replace_array("theta", lambda v: {"theta": np.array(["a"])}), "sent arrays that cannot be read"),
     (answer_fields(round=70), "answered for another client or round"),
@@ -431,7 +432,10 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"method": "fedavg-sl"}, "learns from the labels of all images, but there are images without a label at north"),
+        (
+            {"method": "fedavg-sl"},
+            "learns from the labels of all images, but .* without a label at north",
+        ),
         ({"settings": ALL + " batch_norm=static"}, "a server has no training images; use aggregate"),
         ({"settings": ALL, "method": "local"}, "exchanges nothing"),
     ],

@@ -1,4 +1,4 @@
-"""Numbers of images as sites first gave them, kept at the server: a site weighs what was agreed, not what it says today.
+"""Numbers of images as sites first gave them, kept at the server: a site weighs what was agreed.
 
 A later claim of fewer images counts at once, since nobody gains by it; one of more counts once the operator approves.
 """

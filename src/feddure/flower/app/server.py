@@ -22,7 +22,7 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
-from feddure.flower.app import messages, run_config, site_data
+from feddure.flower.app import limits, messages, run_config, site_data
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import relays_uploads
@@ -125,6 +125,7 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
+        self._most_bytes = limits.upload_bytes(self._shapes)
         self._experiment = experiments.to_yaml(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
@@ -141,6 +142,8 @@ class Rounds:
         names = self._options.description.sites if self._options.description is not None else ()
         self._file.write(server.dataset.classes, names, sites.describe())
         assignments = server.assignments()
+        if self._options.server_folder is not None:
+            limits.tell_proxy(self._options.server_folder, self._file.run_name, server.round + 1, self._most_bytes)
         answers, reports, traffic = self._ask(assignments)
         record, problems = server.finish_round(answers)
         for client, problem in problems.items():
@@ -171,7 +174,7 @@ class Rounds:
             if weight < alone and client not in self._capped:
                 self._capped.add(client)
                 log(
-                    f"note: site '{self._sites.name(client)}' would weigh {alone:g} and weighs {weight:g}: no more than "
+                    f"note: site '{self._sites.name(client)}' would weigh {alone:g} and weighs {weight:g}: at most "
                     f"{self._server.experiment.server.weight_cap:g} times the round's median (server.weight_cap)"
                 )
 
@@ -241,6 +244,9 @@ class Rounds:
             return report, {}, problem
         if (report.get("client"), report.get("round")) != (assignment.client, assignment.round):
             return report, {}, "answered for another client or round"
+        size = messages.array_bytes(reply.content)
+        if size > self._most_bytes:
+            return report, {}, f"sent {size:,} bytes of arrays, expected at most {self._most_bytes:,}"
         try:
             upload = messages.unpack_state(reply.content, self._server.program.network.device)
         except Exception as error:  # whatever a site sends as an array must not end the run

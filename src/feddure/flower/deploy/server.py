@@ -14,6 +14,7 @@ from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
+from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import (
     POLL_SECONDS,
     Process,
@@ -28,7 +29,6 @@ from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
 _REMEMBERED_ADDRESSES = 1000
-_CONNECTIONS_PER_SITE, _MORE_CONNECTIONS = 20, 50
 _RESTARTS = 5
 _SHORT_LIFE_SECONDS = 60.0
 """A SuperExec that lived longer did its work: its end does not count together with earlier ones."""
@@ -111,10 +111,12 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
         show("$ " + shown(command))
         superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
-        proxy = FleetProxy(inside, authority, RequestLog(sites, show), set(sites) if settings.secure else None)
+        observed = RequestLog(sites, show)
+        listener = Listener(observe=observed.flooded)
+        keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
+        proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
         certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
-        connections = _CONNECTIONS_PER_SITE * len(description.sites) + _MORE_CONNECTIONS
-        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, connections))
+        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, listener))
         protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
@@ -142,25 +144,32 @@ class RequestLog:
 
     sites: dict[bytes, str]
     show: Show
-    _refused: dict[str, float] = field(default_factory=dict)  # address → when it was last told
+    _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
 
     def __call__(self, request: Request) -> None:
         site = self.sites.get(request.public_key) if self.sites else "a site"
         if request.status == 401 or (site is None and request.status >= 400):
-            self._show_refused(request, site)
+            reason = f"{site}: is its clock right?" if site else "a key that is not registered"
+            self._warn("refused", request.address, f"turned away: {request.address} ({reason})")
+        elif request.status == 413:
+            text = f"{site} sends more than a round's update has; what is too much is refused (413)"
+            self._warn("too large", request.address, text)
         elif site is not None and request.status == 200:
             if request.action == "activate-node":
                 self._show(f"{site} joined from {request.address}")
             elif request.action == "deactivate-node":
                 self._show(f"{site} left")
 
-    def _show_refused(self, request: Request, site: str | None) -> None:
-        now = time.monotonic()
-        self._refused = {address: at for address, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if request.address not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
-            self._refused[request.address] = now
-            reason = f"{site}: is its clock right?" if site else "a key that is not registered"
-            self._show(f"turned away: {request.address} ({reason})")
+    def flooded(self, address: str) -> None:
+        """Connections of an address were let go."""
+        self._warn("flood", address, f"{address} holds many connections and asks for nothing; the oldest are closed")
+
+    def _warn(self, kind: str, address: str, text: str) -> None:
+        now, about = time.monotonic(), f"{kind} {address}"
+        self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
+        if about not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
+            self._refused[about] = now
+            self._show(text)
 
     def _show(self, text: str) -> None:
         self.show(f"{time.strftime('%H:%M:%S')}  {text}")
