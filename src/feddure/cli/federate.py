@@ -216,6 +216,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in DIR/runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
+    round_number: Annotated[
+        int | None, typer.Option("--round", min=1, help="With --resume: go back to this round; the last 3 are kept.")
+    ] = None,
     minimum_sites: Annotated[
         int | None,
         typer.Option("--minimum-sites", min=1, help="Sites to start and go on with; default: all, then any."),
@@ -235,6 +238,7 @@ def run(
     feddure federate run lungs --method feddure --rounds 50 --test held-out
     feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
     feddure federate run lungs --out lungs/runs/feddure --resume
+    feddure federate run lungs --out lungs/runs/feddure --resume --round 17
     ```
     """
     from feddure.cli import federate_show
@@ -246,6 +250,8 @@ def run(
     federation.read()
     if resume and out is None:
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
+    if round_number is not None and not resume:
+        raise ConfigError("--round was given without --resume: only a run that is there can go back")
     given = {
         "preset": preset,
         "method": method,
@@ -262,7 +268,9 @@ def run(
     options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or runs.default_run_folder(federation, method or "feddure")
     _show(f"run folder: {run_folder}")
-    _until_terminated(lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume)))
+    _until_terminated(
+        lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
+    )
 
 
 @app.command()
@@ -280,6 +288,38 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         federate_show.print_json(found)
     else:
         federate_show.show_status(found, folder)
+
+
+@app.command()
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The federation's folder, a site's bundle, or an audit.jsonl.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Verify an audit log and print it; exit code 1 where it was changed.
+
+    Note the last hash somewhere else: with it a log whose end was cut off can be told too.
+
+    Examples:
+
+    ```text
+    feddure federate audit lungs        # the server's
+    feddure federate audit north        # a site's own, in its unpacked bundle
+    ```
+    """
+    from feddure.cli import federate_show
+    from feddure.flower.app import audit
+    from feddure.flower.deploy.layout import Bundle, ServerFolder
+
+    places = (ServerFolder(folder).server / audit.FILE, Bundle(folder).state / audit.FILE)
+    found = audit.read(next((place for place in places if place.exists()), folder))
+    if as_json:
+        federate_show.print_json(found)
+    else:
+        federate_show.show_audit(found)
+    if found.problem:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
 
 if TYPE_CHECKING:
+    from feddure.flower.app.audit import Audit
     from feddure.flower.app.registry import Registration
     from feddure.flower.deploy.check import CheckResult
     from feddure.flower.deploy.layout import ServerFolder
@@ -142,6 +143,36 @@ def show_status(found: "Status", folder: Path) -> None:
         )
     console.print()
     console.print(table)
+
+
+def show_audit(found: "Audit") -> None:
+    """An audit log's entries, and whether they are what was written."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("time", "event", "what", box=None, padding=(0, 1))
+    for entry in found.entries:
+        facts = {key: value for key, value in entry.items() if key not in ("time", "event", "before", "sites")}
+        table.add_row(_text(entry.get("time", "")), _text(entry["event"]), _text(_facts(facts)))
+        for site in entry["sites"] if isinstance(entry.get("sites"), list) else ():
+            table.add_row("", "", _text(_facts(site) if isinstance(site, dict) else str(site)))
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+    if found.torn:
+        console.print("the last line was being written when its process ended; the next entry vouches for it")
+    if found.problem:
+        console.print(f"[bold red]broken[/]: {escape(found.problem)}; up to there it is what was written")
+    else:
+        console.print(f"[green]ok[/]: {len(found.entries)} entries in one chain; the last is {found.head}")
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    """Facts on one line; of a message its bytes and the beginning of its hash."""
+    parts = []
+    for key, value in facts.items():
+        if isinstance(value, dict) and "sha256" in value:
+            value = f"{value.get('bytes')} bytes {str(value['sha256'])[:12]}"
+        elif isinstance(value, str) and key in ("experiment", "servers_log"):
+            value = value[:12]
+        parts.append(f"{key} {value}")
+    return ", ".join(parts)
 
 
 def _images(registered: "Registration | None") -> str:

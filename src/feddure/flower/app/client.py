@@ -6,6 +6,7 @@ Flower's simulation has `partition-id` and `num-partitions` instead, and takes i
 names. Training itself is the simulator's own code.
 """
 
+import hashlib
 import os
 import time
 import traceback
@@ -18,12 +19,14 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
+from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
     ANSWER,
     TASK,
@@ -209,7 +212,29 @@ def introduce(message: Message, context: Context) -> Message:
     return _answer(message, context, answer)
 
 
-@app.train(mods=[protect])
+def keep_record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod around all others: the site's audit log has what came and what leaves, as it leaves."""
+    reply = call_next(message, context)
+    state = context.node_config.get("state")
+    if state:
+        task: Mapping[str, Any] = message.content.config_records.get(TASK) or {}
+        answer: Mapping[str, Any] = reply.content.config_records.get(ANSWER) or {} if reply.has_content() else {}
+        make_private_folder(Path(str(state)), RunError)
+        asked = {name: one_line(task.get(name, "")) for name in ("run_name", "round", "audit")}
+        problem = answer.get("problem") if reply.has_content() else "failed"
+        AuditLog(Path(str(state))).write(
+            "refused to train" if problem else "trained",
+            run=asked["run_name"],
+            round=asked["round"],
+            experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
+            received=describe_arrays(message.content),
+            **({"why": problem} if problem else {"sent": describe_arrays(reply.content)}),
+            servers_log=asked["audit"],
+        )
+    return reply
+
+
+@app.train(mods=[keep_record, protect])
 def train(message: Message, context: Context) -> Message:
     """One round of this site's client."""
 

@@ -47,6 +47,7 @@ class Task:
     clipping_norm: float = 0.0
     dp_epsilon: float = 0.0
     dp_delta: float = 0.0
+    audit: str = ""  # hash of the last entry in the server's audit log, for the site's own
     notice: str = ""  # what else the person at the site should know
     left_out: str = ""  # the last round in which the server could not use this site's answer, and why
 

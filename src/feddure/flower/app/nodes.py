@@ -5,7 +5,7 @@ Every node is asked who it is, and again when it restarts or was refused a while
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,6 +13,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddure.errors import RunError
+from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.messages import ANSWER, QUERY, TASK
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.sanitize import log, one_line
@@ -133,6 +134,7 @@ class ConnectedSites:
         experiment: str,
         timeout: float,
         registry: Registry | None = None,
+        audit: AuditLog | None = None,
     ):
         """`sites` and `fingerprint` are the description's; without them any client of a simulation is welcome."""
         self.by_client: dict[int, ConnectedSite] = {}
@@ -143,6 +145,7 @@ class ConnectedSites:
         self._experiment = experiment
         self._timeout = timeout
         self._registry = registry or Registry(None)
+        self._audit = audit or AuditLog(None)
         self._pending = PendingMessages(grid)
         self._asked: dict[int, str] = {}  # node → when it was last started, for those that were asked
         self._refused_at: dict[int, float] = {}
@@ -233,6 +236,7 @@ class ConnectedSites:
             reason = f"site '{who}': {problem}"
             if self.refused.get(node) != reason:
                 log(f"refused (node {node}): {reason}")
+                self._audit.write("site refused", site=who, node=str(node), why=problem)
                 if objection:  # a problem of the site's own is in its log already
                     self._objections[node] = reason
             self.refused[node], self._refused_at[node] = reason, time.monotonic()
@@ -246,6 +250,9 @@ class ConnectedSites:
         self.by_client[client] = site
         unreadable = f", {site.unreadable} unreadable files left out" if site.unreadable else ""
         log(f"site '{site.name}' is connected (node {node}): {_images(counts)}{unreadable}")
+        self._audit.write(
+            "site takes part", site=site.name, node=str(node), images=asdict(counts), says=asdict(claimed)
+        )
         if site.notice:
             log(f"note: site '{site.name}' {site.notice}")
         if answer.get("version") != VERSION:

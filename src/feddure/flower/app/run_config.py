@@ -28,6 +28,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "settings": ("", "Any other fields of an experiment: key=value, with spaces between several."),
     "run-folder": ("runs/federation", "Where the server writes the run."),
     "resume": (False, "Go on with the run that is in the run folder."),
+    "round": (0, "With resume: the round to go back to; 0 for the last."),
     "test-folder": ("", "Folder with <class>/ images on which the server tests the global model; empty for none."),
     "minimum-sites": (0, "Fewest connected sites to train with; 0: all to start, and then any."),
     "wait-seconds": (600.0, "Longest time to wait for so many sites."),
@@ -73,6 +74,7 @@ class RunOptions:
     description: Description | None  # None in Flower's simulation
     folder: Path
     resume: bool
+    round: int  # to go back to; 0 for the last
     tests: ImageFolder | None
     minimum_sites: int
     wait_seconds: float
@@ -103,6 +105,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         description=description,
         folder=Path(values["run-folder"]).expanduser(),
         resume=values["resume"],
+        round=values["round"],
         tests=ImageFolder.parse(values["test-folder"], "test-folder") if values["test-folder"] else None,
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],

@@ -23,6 +23,7 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
 from feddure.flower.app import limits, messages, run_config, site_data
+from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import relays_uploads
@@ -44,6 +45,8 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
+_MOST_TESTS = 10**8
+_KEPT_CHECKPOINTS = 3
 
 
 @app.main()
@@ -70,7 +73,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
     with runs.lock(folder):
         # A server that worked here while this one waited for sites may have left a run.
         runs.check_folder(options.experiment, folder, options.resume)
-        checkpoint.read(server, folder)
+        checkpoint.read(server, folder, options.round or None)
         _write_start(server, folder)
         log(f"run folder: {folder.resolve()}")
         if relays_uploads(server.experiment.method):
@@ -79,8 +82,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
             log(f"going on after round {server.round}")
         with ExitStack() as closing:
             rounds = Rounds(grid, options, server, sites, closing)
-            while server.round < server.experiment.rounds:
-                rounds.run_next()
+            rounds.run_all()
         runs.write_models(server, folder)
         log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
@@ -125,12 +127,35 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
+        self._audit = AuditLog(options.server_folder)
+        self._head = ""  # hash of the last entry
+        self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
         self._most_bytes = limits.upload_bytes(self._shapes)
         self._experiment = experiments.to_yaml(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._capped: set[int] = set()  # clients whose weight was cut, as the operator knows
-        self._empty_rounds = 0  # without a single usable update, up to now
+        before = records.read(options.folder / records.METRICS)
+        used = [len(record["clients"]) > len(record["left_out"]) for record in before]
+        self._empty_rounds = len(used) - max((n for n, some in enumerate(used, 1) if some), default=0)  # up to now
+        tested = [(record["test"]["accuracy"], record["round"]) for record in before if "test" in record]
+        self._best = max(tested, default=(0.0, 0))  # accuracy and round
+
+    def run_all(self) -> None:
+        """All rounds that are left; the audit log knows how they ended."""
+        server, about = self._server, {"run": self._file.run_name}
+        fingerprint = experiments.fingerprint(server.experiment)
+        self._head = self._audit.write(
+            "run begins", **about, after_round=server.round, method=server.experiment.method, experiment=fingerprint
+        )
+        try:
+            while server.round < server.experiment.rounds:
+                self.run_next()
+            self.expect_learned()
+        except BaseException as problem:
+            self._audit.write("run ends early", **about, round=server.round, why=one_line(problem or type(problem)))
+            raise
+        self._audit.write("run ends", **about, round=server.round)
 
     def run_next(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
@@ -151,6 +176,7 @@ class Rounds:
             self._left_out[client] = f"round {server.round}: {problem}"
         used = [answer for answer in answers if answer.client not in problems]
         self._note_capped([answer.client for answer in used])
+        self._write_audit(answers, problems)
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
         means = [(answer.steps, reports[answer.client]) for answer in used]
@@ -164,9 +190,24 @@ class Rounds:
         self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
             checkpoint.write(server, self._options.folder)
+            if used:
+                self._keep(record)
             self._checkpointed = _remembered(server)
         log(_summary(record, seconds, server.experiment.rounds))
         self._expect_updates(len(used), problems)
+
+    def _write_audit(self, answers: Sequence[Answer], problems: Mapping[int, str]) -> None:
+        used = [answer.client for answer in answers if answer.client not in problems]
+        weights = dict(zip(used, self._server.weights(used), strict=True))
+        sites = [
+            {
+                "site": self._sites.name(answer.client),
+                **({"not_used": why} if (why := problems.get(answer.client)) else {"weight": weights[answer.client]}),
+                **self._exchanged.get(answer.client, {}),
+            }
+            for answer in answers
+        ]
+        self._head = self._audit.write("round", run=self._file.run_name, round=self._server.round, sites=sites)
 
     def _note_capped(self, used: Sequence[int]) -> None:
         for client, weight in zip(used, self._server.weights(used), strict=True):
@@ -177,6 +218,23 @@ class Rounds:
                     f"note: site '{self._sites.name(client)}' would weigh {alone:g} and weighs {weight:g}: at most "
                     f"{self._server.experiment.server.weight_cap:g} times the round's median (server.weight_cap)"
                 )
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        """Of the rounds that learned something, keep the checkpoints of the last ones and of the best."""
+        folder, accuracy = self._options.folder, (record.get("test") or {}).get("accuracy", -1.0)
+        if accuracy >= self._best[0]:
+            self._best = accuracy, record["round"]
+        earlier = [number for number in checkpoint.kept_rounds(folder) if number < record["round"]]
+        checkpoint.keep(folder, record["round"], [*earlier[1 - _KEPT_CHECKPOINTS :], self._best[1]])
+
+    def expect_learned(self) -> None:
+        """A run whose last rounds used no site did not do what it was asked for."""
+        if self._empty_rounds:
+            kept = ", ".join(map(str, checkpoint.kept_rounds(self._options.folder))) or "none"
+            raise RunError(
+                f"the last {self._empty_rounds} of {self._server.round} rounds used no site, and no model is written; "
+                f"go back with resume=true and round=N; checkpoints that learned something: {kept}"
+            )
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
@@ -195,6 +253,7 @@ class Rounds:
         """Answers in drawing order, what each client reported beside its update, and bytes both ways."""
         received = {assignment.client: self._server.broadcast(assignment) for assignment in assignments}
         contents, traffic = {}, {}
+        self._exchanged = {}
         for assignment in assignments:
             client = assignment.client
             if client in self._sites.by_client:
@@ -202,6 +261,7 @@ class Rounds:
                 content[TASK] = self._task(assignment).pack()
                 contents[client] = self._sites.by_client[client].node, content
                 traffic[client] = {"down": messages.array_bytes(content), "up": 0}
+                self._exchanged[client] = {"sent": describe_arrays(content)}
         failed = self._pending.send(contents, TRAIN, self._options.timeout_seconds)
         replies = self._pending.collect_all()
         answers, reports = [], {}
@@ -217,6 +277,7 @@ class Rounds:
                 reports[client], upload, problem = self._read(assignment, reply)
                 if reply is not None and reply.has_content():
                     traffic[client]["up"] = messages.array_bytes(reply.content)
+                    self._exchanged[client]["received"] = describe_arrays(reply.content)
             sent = received[client] if client in contents else {}
             answers.append(Answer(client, assignment.steps, sent, upload, problem))
         return answers, reports, traffic
@@ -233,6 +294,7 @@ class Rounds:
             clipping_norm=protection.clipping_norm,
             dp_epsilon=protection.epsilon,
             dp_delta=protection.delta,
+            audit=self._head,
             notice=self._sites.by_client[client].notice,
             left_out=self._left_out.pop(client, ""),
         )
@@ -266,7 +328,9 @@ class Rounds:
         sites = []
         for client in (assignment.client for assignment in assignments):
             report = reports.get(client, {})
-            tests = {key: value for key in _TESTS if (value := _number(report.get(f"test.{key}"))) is not None}
+            tests = _tests(report)
+            if tests is None:
+                log(f"round {self._server.round}: site '{name(client)}' reports a test that cannot be: not recorded")
             found = {
                 "site": name(client),
                 "client": client,
@@ -309,6 +373,7 @@ def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
         experiments.to_yaml(options.experiment),
         options.timeout_seconds,
         Registry(options.server_folder),
+        AuditLog(options.server_folder),
     )
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
@@ -390,7 +455,19 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
 
 def _number(value: Any) -> int | float | None:
     """A number that a site reported, or None for anything else."""
-    return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
+    return value if type(value) in (int, float) and abs(value) <= _LARGEST else None
+
+
+def _tests(report: Mapping[str, Any]) -> dict[str, float] | None:
+    """What a site says of the received model on its own test images; None where that cannot be."""
+    found = {key: value for key in _TESTS if (value := report.get(f"test.{key}")) is not None}
+    if not found:
+        return {}
+    accuracy, loss, images = (_number(found.get(key)) for key in _TESTS)
+    if accuracy is None or loss is None or images is None:
+        return None
+    possible = 0 <= accuracy <= 1 and loss >= 0 and isinstance(images, int) and 0 < images <= _MOST_TESTS
+    return found if possible else None
 
 
 def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:

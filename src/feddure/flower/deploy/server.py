@@ -1,6 +1,7 @@
 """`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the proxy in front."""
 
 import ipaddress
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.errors import RunError
+from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
@@ -25,11 +27,14 @@ from feddure.flower.deploy.processes import (
     write_pidfile,
 )
 from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
+from feddure.version import VERSION
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
 _REMEMBERED_ADDRESSES = 1000
 _RESTARTS = 5
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""For what outlives a killed server: an orderly end would wait a minute for others, and the database needs none."""
 _SHORT_LIFE_SECONDS = 60.0
 """A SuperExec that lived longer did its work: its end does not count together with earlier ones."""
 
@@ -73,7 +78,7 @@ class SuperExec:
         self._start()
 
     def _start(self) -> None:
-        self._process = Process(*self._arguments)
+        self._process = Process(*self._arguments, parent_killed=_KILL)
         self._began = time.monotonic()
 
     def __enter__(self) -> "SuperExec":
@@ -100,7 +105,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         control = Control(folder, show)
         command = superlink_command(folder, settings.control_port, settings.secure)
         show("$ " + shown(command))
-        superlink = ending.enter_context(Process(command, control.environment, folder.log))
+        superlink = ending.enter_context(Process(command, control.environment, folder.log, parent_killed=_KILL))
         write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
         wait_until(lambda: is_listening(LOOPBACK, settings.control_port), superlink, "flower-superlink")
         if settings.secure:
@@ -111,7 +116,8 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
         show("$ " + shown(command))
         superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
-        observed = RequestLog(sites, show)
+        audit = AuditLog(folder.server)
+        observed = RequestLog(sites, show, audit)
         listener = Listener(observe=observed.flooded)
         keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
         proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
@@ -120,10 +126,12 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
+        audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
         try:
             yield superlink, superexec
         finally:
             show("ending the server")
+            audit.write("server ends")
 
 
 def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
@@ -144,32 +152,43 @@ class RequestLog:
 
     sites: dict[bytes, str]
     show: Show
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
     _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
 
     def __call__(self, request: Request) -> None:
         site = self.sites.get(request.public_key) if self.sites else "a site"
         if request.status == 401 or (site is None and request.status >= 400):
             reason = f"{site}: is its clock right?" if site else "a key that is not registered"
-            self._warn("refused", request.address, f"turned away: {request.address} ({reason})")
+            self._warn("refused", request.address, f"turned away: {request.address} ({reason})", site)
         elif request.status == 413:
             text = f"{site} sends more than a round's update has; what is too much is refused (413)"
-            self._warn("too large", request.address, text)
+            self._warn("too large", request.address, text, site)
         elif site is not None and request.status == 200:
             if request.action == "activate-node":
                 self._show(f"{site} joined from {request.address}")
+                self.audit.write("site joined", site=site, address=request.address)
             elif request.action == "deactivate-node":
                 self._show(f"{site} left")
+                self.audit.write("site left", site=site)
 
     def flooded(self, address: str) -> None:
         """Connections of an address were let go."""
         self._warn("flood", address, f"{address} holds many connections and asks for nothing; the oldest are closed")
 
-    def _warn(self, kind: str, address: str, text: str) -> None:
-        now, about = time.monotonic(), f"{kind} {address}"
-        self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if about not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
-            self._refused[about] = now
+    def _warn(self, kind: str, address: str, text: str, site: str | None = None) -> None:
+        if self._is_new(f"{kind} {address}"):
             self._show(text)
+            # Strangers must not fill the audit log: what they do is there once a minute, whoever it is.
+            if site is not None or self._is_new(kind):
+                self.audit.write("limit acted", kind=kind, address=address, **({"site": site} if site else {}))
+
+    def _is_new(self, about: str) -> bool:
+        now = time.monotonic()
+        self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
+        if about in self._refused or len(self._refused) >= _REMEMBERED_ADDRESSES:
+            return False
+        self._refused[about] = now
+        return True
 
     def _show(self, text: str) -> None:
         self.show(f"{time.strftime('%H:%M:%S')}  {text}")

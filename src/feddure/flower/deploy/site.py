@@ -152,7 +152,7 @@ def start(
     try:
         # Flower does not encrypt what these two say to each other on the loopback address.
         command = superexec_command(port, supernode.popen.pid, authority=None)
-        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home)
+        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home, "flower-superexec")
         write_pidfile(bundle.pidfile, supernode, superexec)
     except BaseException:
         supernode.stop()  # and with it the SuperExec
