@@ -26,7 +26,7 @@ from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.status import RunStatus, Status
 from feddure.simulation.server import ImageCounts
 
-COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "audit", "demo")
+COMMANDS = ("init", "renew", "check", "server", "site", "approve", "run", "status", "audit", "demo")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_status_and_run_need_the_server(tmp_path):
 def test_a_run_gets_its_options(tmp_path, monkeypatch):
     asked = []
 
-    def start(folder, options, place, show, resume):
+    def start(folder, options, place, show, resume, round_number):
         asked.append((options, place, resume))
         raise RunError("enough")
 

@@ -1,6 +1,7 @@
 """`feddure federate`: a real federation of sites, encrypted and authenticated, on Flower."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -179,6 +180,10 @@ def site(
     allow_modules: Annotated[
         bool, typer.Option("--allow-modules", help="Runs may name classes of modules installed here.")
     ] = False,
+    approve: Annotated[
+        str,
+        typer.Option("--approve", metavar="ask|always|HASH", help="Runs that need approval: each, none, all but one."),
+    ] = "always",
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
@@ -188,6 +193,7 @@ def site(
     ```text
     feddure federate site north north --data /images
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
+    feddure federate site north north --data /images --approve ask       # each run, at this terminal
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
@@ -199,8 +205,41 @@ def site(
     wanted = {"device": device, "clipping-norm": clip_norm, "dp-epsilon": dp_epsilon, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
     images = ImageFolder.parse(data, "--data")
+    if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{16}", approve):
+        raise ConfigError(f"--approve {approve}: expected ask, always, or the 16 digits of a run that its server shows")
+    options |= {} if approve == "always" else {"approve": approve}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)
+
+
+@app.command()
+def approve(
+    folder: SiteFolder,
+    name: SiteName,
+    found: Annotated[
+        str | None, typer.Argument(metavar="[HASH]", help="The run; default: list those that wait.")
+    ] = None,
+    refuse: Annotated[bool, typer.Option("--refuse", help="Say no.")] = False,
+) -> None:
+    """Let a site that was started with `--approve ask` take part in a run.
+
+    Examples:
+
+    ```text
+    feddure federate approve north north                              # what waits, and what it asks for
+    feddure federate approve north north 0123456789abcdef
+    feddure federate approve north north 0123456789abcdef --refuse
+    ```
+    """
+    from feddure.flower.app.approval import Answers
+    from feddure.flower.deploy.layout import find_bundle
+
+    answers = Answers(find_bundle(folder.resolve(), name).state)
+    if found is not None:
+        answers.answer(found, approved=not refuse)
+    words = {True: "approved", False: "refused", None: "waits"}
+    for run_hash, entry in answers.read().items():
+        _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and of `policy`. A node of
-Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that the run
-names. Training itself is the simulator's own code.
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy`, `policy` and `approval`.
+A node of Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that
+the run names. Training itself is the simulator's own code.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
+from feddure.flower.app.approval import check_approval
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
     ANSWER,
@@ -290,6 +291,7 @@ def _open(context: Context, experiment: str) -> Site:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
         return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
+    check_approval(node, experiment)
     return open_site(node, str(context.run_config.get("description", "")))
 
 

@@ -185,10 +185,11 @@ def write_app(folder: Path, description: Description | None, defaults: Mapping[s
 
 
 def update_app(folder: Path, description: Description) -> None:
-    """Let an app that another version of feddure wrote point at this one; its defaults stay."""
+    """Let an app point at this version of feddure, with this description; its defaults stay."""
     try:
         app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
         current = app["components"]["clientapp"] == CLIENT_APP
+        current &= app["config"]["description"] == description.to_yaml()
         defaults = {key: value for key, value in app.get("config", {}).items() if key in KEYS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         current, defaults = False, {}

@@ -23,6 +23,7 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
 from feddure.flower.app import limits, messages, run_config, site_data
+from feddure.flower.app.approval import run_hash
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
@@ -66,6 +67,8 @@ def run(grid: Grid, options: RunOptions) -> Server:
     runs.expect_unlocked(folder)
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
+    if options.description is not None:
+        log(f"sites approve this run as {run_hash(experiments.to_yaml(options.experiment))}")
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.epsilon and server.state["statistics"].numel():
@@ -378,7 +381,9 @@ def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
-        sites.wait(options.minimum_sites or len(names), options.wait_seconds)
+        keys = options.server_folder / "nodes" if options.server_folder is not None else Path()
+        able = [name for name in names if (keys / f"{name}.pub").exists()]  # others were revoked
+        sites.wait(options.minimum_sites or len(able or names), options.wait_seconds)
     return sites
 
 

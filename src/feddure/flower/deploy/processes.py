@@ -144,11 +144,12 @@ class ProcessGroup:
     def ended(self) -> bool:
         return any(process.ended for process in self._processes)
 
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> Process:
+    def wait(self, *meanwhile: Callable[[], None]) -> Process:
         """Wait for the end of one of them, while signals still get through; returns the one."""
         while True:
             ended = next((process for process in self._processes if process.ended), None)
-            meanwhile()  # once more after the end: what was logged last counts too
+            for look in meanwhile:  # once more after the end: what was logged last counts too
+                look()
             if ended is not None:
                 return ended
             time.sleep(POLL_SECONDS)

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import datetime
 import re
+import socket
 import ssl
 import threading
 import time
@@ -115,6 +116,10 @@ class FleetProxy:
         address = scope["client"][0] if scope.get("client") else "?"
         self._observe(Request(action, key, address, status))
 
+    async def close(self) -> None:
+        """Let go of the SuperLink, which would wait for the end of every connection before its own."""
+        await self._client.aclose()
+
     def _charge(self, action: str, key: bytes) -> Charge:
         """Whether a request may have so many bytes more."""
         left = PART_BYTES if action in _PARTS else SMALL_BYTES
@@ -187,6 +192,13 @@ class IdleTimeoutProtocol(H11Protocol):
             self.transport.abort()
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if isinstance(self.config.app, FleetProxy):
+            await self.config.app.close()
+
+
 class ProxyServer:
     """A proxy that listens, in a thread of its own."""
 
@@ -200,7 +212,7 @@ class ProxyServer:
         listener: Listener | None = None,
     ):
         self._listener = listener or Listener()
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 proxy,
                 ssl_certfile=certificate,
@@ -213,6 +225,7 @@ class ProxyServer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                timeout_graceful_shutdown=1,
                 timeout_keep_alive=30,  # after sites let go of an idle connection, at 5 seconds
             )
         )

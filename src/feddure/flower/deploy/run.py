@@ -52,6 +52,9 @@ def run(
     _expect_server(folder)
     if resume and not _is_begun(run_folder):
         raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
+    if resume and (present := simulation_runs.read_config(run_folder)) is not None:
+        # Sites that were added since take part in the next run.
+        description = description.model_copy(update={"sites": description.sites[: present.partition.clients]})
     wanted = (last_options(folder, run_folder) if resume else {}) | dict(options)
     here = {"run-folder": str(run_folder), "resume": resume, "server-folder": str(folder.server.resolve())}
     here |= {"round": round_number} if round_number else {}

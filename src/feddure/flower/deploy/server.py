@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feddure.errors import RunError
+from feddure.errors import FeddureError, RunError
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import is_private
@@ -89,8 +89,8 @@ class SuperExec:
 
 
 @contextmanager
-def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tuple[Process, SuperExec]]:
-    """A running server's SuperLink and SuperExec: everything it started is ended with the block."""
+def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tuple[Process, SuperExec, "SiteKeys"]]:
+    """A running server's SuperLink, SuperExec and keys: everything it started is ended with the block."""
     description = folder.read()
     settings = read_settings(folder)
     host = _bind_address(host or settings.bind)
@@ -128,7 +128,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         show(f"operator  {inside}   Control API, from this machine only")
         audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
         try:
-            yield superlink, superexec
+            yield superlink, superexec, SiteKeys(folder, sites, show)
         finally:
             show("ending the server")
             audit.write("server ends")
@@ -136,14 +136,46 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
 
 def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
     """Run a server until it is told to end."""
-    with serving(folder, host, show) as (superlink, superexec):
+    with serving(folder, host, show) as (superlink, superexec, keys):
         show(f"log       {folder.log}")
         show("ready: sites can join; Ctrl-C ends the server, and what it knows stays on disk")
         while not superlink.ended:
             if superexec.ended:
                 superexec.restart()
+            keys.update()
             time.sleep(POLL_SECONDS)
         raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.log_tail()}")
+
+
+class SiteKeys:
+    """The keys that the proxy lets in, as they lie in the folder now; `federate sites` tells the SuperLink itself."""
+
+    def __init__(self, folder: ServerFolder, sites: dict[bytes, str], show: Show):
+        self._folder = folder
+        self._sites = sites
+        self._show = show
+        self._seen = self._state()
+
+    def update(self) -> None:
+        """Let sites in that were added, and none that was revoked."""
+        if self._state() == self._seen:
+            return
+        self._seen = self._state()
+        try:
+            found = _sites_by_key(self._folder, self._folder.read())
+        except FeddureError as problem:  # half written, perhaps: those before stay until it is whole
+            self._show(f"note: {problem}")
+            self._seen = []
+            return
+        for key in self._sites.keys() - found.keys():
+            self._show(f"{time.strftime('%H:%M:%S')}  {self._sites.pop(key)}: its key is no longer let in")
+        for key in found.keys() - self._sites.keys():
+            self._show(f"{time.strftime('%H:%M:%S')}  {found[key]}: its key is let in")
+            self._sites[key] = found[key]
+
+    def _state(self) -> list[tuple[str, int]]:
+        paths = [self._folder.description, *sorted(self._folder.public_keys.glob("*.pub"))]
+        return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]
 
 
 @dataclass
