@@ -16,7 +16,7 @@ from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
 from feddure.simulation.engine import Engine
 from feddure.simulation.lanes import Task
-from feddure.simulation.program import new_module
+from feddure.simulation.program import new_heads, new_module
 
 
 def noise_images(side: int = 32, channels: int = 3, classes: int = 10, number: int = 1000) -> Dataset:
@@ -33,13 +33,17 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
     """One task a client, its batches made beforehand: augmentation is not part of what is timed."""
     program = engine.program(experiment, dataset)
     needs, dtype = program.method.needs, program.network.compute
-    theta, statistics_ = program.network.take(new_module(experiment, dataset))
+    module = new_module(experiment, dataset)
+    theta, statistics_ = program.network.take(module, new_heads(experiment, module, program.network.classifier))
+    program.method.prepare(program.network, dataset.shape)
+    state = program.method.start(theta, statistics_, len(dataset.classes), experiment.seed)
+    state |= {"averaged.theta": theta, "averaged.statistics": statistics_}
     generator = torch.Generator().manual_seed(0)
 
-    def images(rows: int) -> torch.Tensor:
+    def images(*rows: int) -> torch.Tensor:
         height, width, channels = dataset.shape
-        made = torch.randn(steps, rows, height, width, channels, generator=generator)
-        return made.to(engine.device, dtype).permute(0, 1, 4, 2, 3)
+        made = torch.randn(steps, *rows, height, width, channels, generator=generator)
+        return made.to(engine.device, dtype).movedim(-1, -3)
 
     def classes(rows: int) -> torch.Tensor:
         return torch.randint(0, len(dataset.classes), (steps, rows), generator=generator).to(engine.device)
@@ -54,11 +58,11 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
             labels=classes(labelled),
             plain=images(wanted if needs.plain else 0),
             weak=images(wanted if needs.weak else 0),
-            strong=images(wanted if needs.strong else 0),
+            strong=images(*((int(needs.strong), wanted) if needs.strong > 1 else (wanted if needs.strong else 0,))),
             truth=classes(wanted),
             index=classes(wanted),
         )
-        received = {"theta": theta, "statistics": statistics_}
+        received = program.method.broadcast(state, client, 1)
         tasks.append(Task(program, client, steps, batch, received, (0, 1, client), torch.ones(len(dataset.classes))))
     return tasks
 

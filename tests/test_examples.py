@@ -30,6 +30,7 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 def test_all_examples_are_tested():
     scripts = {"own_method.py", "own_network.py", "own_images.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
+        "attacks.yaml",
         "few-labels.yaml",
         "regulators.yaml",
         "regulators-cifar10.yaml",

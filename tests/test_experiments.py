@@ -100,6 +100,15 @@ def test_the_papers_numbers():
     assert experiments.load("aaai24-fine").local_steps == "epoch"
 
 
+def test_the_numbers_of_sages_protocol():
+    sage = experiments.load("cvpr25")
+    assert (sage.partition.clients, sage.clients_per_round, sage.rounds) == (20, 8, 300)
+    assert (sage.local_steps, sage.labelled_batch, sage.unlabelled_batch) == (95, 128, 256)
+    assert (sage.optimizer.name, sage.optimizer.learning_rate, sage.optimizer.momentum) == ("sgd", 0.1, 0.9)
+    labels_only = experiments.load("cvpr25", changes={"method": "fedavg-matched"})
+    assert methods.make(labels_only).steps(250, 2500, 256) == 95
+
+
 def test_later_changes_win():
     experiment = experiments.load(
         "demo", changes={"rounds": 7, "seed": None}, sets=["rounds=9", "partition.gamma=5e-1"]
@@ -191,7 +200,7 @@ def test_a_preset_and_a_file(tmp_path):
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-    refused("preset 'dmeo' does not exist; there are: aaai24, aaai24-fine, demo", preset="dmeo")
+    refused("preset 'dmeo' does not exist; there are: aaai24, aaai24-fine, .*demo", preset="dmeo")
 
 
 @pytest.mark.parametrize(
@@ -243,6 +252,8 @@ def test_the_fingerprint_knows_what_changes_results():
     assert same("engine.lanes=3", "engine.device=cpu", "engine.compile=false", "checkpoint_every=1")
     for change in ("seed=1", "rounds=41", "partition.gamma=0.4", "engine.precision=fp64", "options.x=1"):
         assert not same(change)
+    for name in ("labelled_clients=0.5", "unlabelled_fraction=0.5", "labelled_as_unlabelled=true"):
+        assert not same(f"partition.{name}")
 
 
 def test_only_the_chosen_methods_options_count():
@@ -263,8 +274,9 @@ def test_only_the_chosen_methods_options_count():
 
 
 def test_gamma_counts_only_where_there_is_a_dirichlet_share():
-    iid = [experiments.load("demo", sets=["partition.setting=iid-iid", f"partition.gamma={g}"]) for g in (0.1, 0.5)]
-    assert len(set(map(experiments.fingerprint, iid))) == 1
+    for setting, different in (("iid-iid", 1), ("dir-dir", 2), ("pairs", 2)):
+        sets = [[f"partition.setting={setting}", f"partition.gamma={gamma}"] for gamma in (0.1, 0.5)]
+        assert len({experiments.fingerprint(experiments.load("demo", sets=each)) for each in sets}) == different
 
 
 def test_new_fields_and_methods_rename_no_cell(monkeypatch):

@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from feddure import plugins
 
-Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "sites"]
+Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "pairs", "sites"]
+DIRICHLET = ("iid-dir", "dir-dir", "pairs")
+"""The settings in which γ acts."""
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -34,6 +37,13 @@ class PartitionOptions(_Section):
     label_fraction: float | None = Field(
         None, gt=0, le=1, description="Labelled share of all training images, instead of labels_per_class."
     )
+    labelled_clients: float = Field(
+        1.0, gt=0, le=1, description="Share of the clients that hold labels; the number of labels stays."
+    )
+    unlabelled_fraction: float = Field(
+        1.0, ge=0, le=1, description="Share of its unlabelled images that each client keeps; the rest is not used."
+    )
+    labelled_as_unlabelled: bool = Field(False, description="Labelled images are among the unlabelled ones too.")
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of the partition; empty means the experiment's seed."
     )
@@ -80,6 +90,28 @@ class ServerOptions(_Section):
         gt=0,
         lt=1,
         description="Decay of an averaged global model, evaluated beside it; in round r at most r / (r + 9).",
+    )
+    norm_bound: float | None = Field(
+        None, ge=1, description="Longest update, in medians of the round; longer ones are shortened to it."
+    )
+    robust: Literal["none", "median", "trimmed-mean", "krum", "multi-krum"] = Field(
+        "none", description="What takes the place of the mean, against hostile clients."
+    )
+    robust_share: float = Field(
+        0.2, ge=0, lt=0.5, description="Share of a round's clients that trimmed-mean and Krum take to be hostile."
+    )
+
+
+class AttackOptions(_Section):
+    """Hostile clients, simulated: what they do, and how many of them there are."""
+
+    kind: Literal["none", "scale", "sign-flip", "noise", "label-flip", "lie-about-counts"] = Field(
+        "none",
+        description="They enlarge their update, turn it round, send noise, train on wrong labels, or claim images.",
+    )
+    share: float = Field(0.2, gt=0, le=1, description="Share of the clients that are hostile.")
+    factor: float = Field(
+        10.0, gt=0, description="How much larger their update is, or how many times their images they claim."
     )
 
 
@@ -135,6 +167,7 @@ class Experiment(_Section):
     partition: PartitionOptions = PartitionOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
     server: ServerOptions = ServerOptions()
+    attack: AttackOptions = AttackOptions()
     engine: EngineOptions = EngineOptions()
     options: dict[str, Any] = Field(default_factory=dict, description="Options of a method of your own.")
 

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from feddure import methods
-from feddure.config import Experiment
+from feddure.config import DIRICHLET, Experiment
+from feddure.data import partition
 from feddure.errors import ConfigError
 
 SCHEMA = 2
@@ -125,8 +126,7 @@ def build(tree: Mapping[str, Any]) -> Experiment:
 def _check_together(experiment: Experiment) -> None:
     """What a field cannot say of itself."""
     part = experiment.partition
-    if part.labels_per_class is not None and part.label_fraction is not None:
-        raise ConfigError("partition.labels_per_class and partition.label_fraction were both given: use one of them")
+    partition.check(part)
     if part.setting != "sites" and experiment.clients_per_round > part.clients:
         raise ConfigError(
             f"clients_per_round is {experiment.clients_per_round} but partition.clients is {part.clients}: "
@@ -216,7 +216,7 @@ def _sections_read(experiment: Experiment) -> list[str]:
 def _effective_partition(experiment: Experiment):
     """γ counts only where there is a Dirichlet share."""
     part = experiment.partition
-    return part if "dir" in part.setting else part.model_copy(update={"gamma": type(part)().gamma})
+    return part if part.setting in DIRICHLET else part.model_copy(update={"gamma": type(part)().gamma})
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -136,3 +136,13 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, mon
     assert refusal.startswith(f"{option} {tmp_path / name}: ")
     assert message in refusal
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.npz"]
+
+
+def test_clients_in_pairs_some_without_labels(tmp_path):
+    shares = ("--labelled-clients", 0.5, "--unlabelled-fraction", 0.5, "--labelled-as-unlabelled")
+    printed = run("--setting", "pairs", "--gamma", 0.1, "--clients", 8, *shares, "--plot", tmp_path / "p.png", "--json")
+    clients = json.loads(printed)["clients"]
+    assert sorted(client["labelled"] for client in clients) == [0] * 4 + [100] * 4
+    assert {client["unlabelled"] for client in clients} == {len(sources.load("fashion-mini").images) // 16}
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert "--setting pairs" in refuse("--setting", "pairs", "--clients", 7)

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import tiny
+from feddure import rng
 from feddure.data import augment
 from feddure.data.batches import BatchPlan, DeviceImages, Needs, cycle
+from feddure.errors import ConfigError
 
 CPU = torch.device("cpu")
 EVERYTHING = Needs(plain=True, weak=True, strong=True)
@@ -75,7 +77,8 @@ def test_shapes_are_static(feed):
 def test_pixels_lie_channels_last():
     feed = DeviceImages(tiny.dataset(channels=3), CPU, torch.float32)
     step = one(feed, order()).step(0)
-    for images in (step.labelled, step.plain, step.weak, step.strong):
+    views = one(feed, order(needs=Needs(strong=2))).step(0).strong
+    for images in (step.labelled, step.plain, step.weak, step.strong, *views, torch.cat([*views])):
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -95,8 +98,6 @@ def test_a_set_smaller_than_a_batch_repeats_within_it(feed, images):
 
 def test_views_of_one_batch_show_the_same_images(feed):
     """Augmented by hand with the decisions of the same key, the plain images give the views."""
-    from feddure import rng as draws
-
     wanted = order(client=7)
     batches = one(feed, wanted, seed=3, number=9)
     uint8 = feed.images[torch.tensor(which(feed, batches.plain))]
@@ -104,9 +105,38 @@ def test_views_of_one_batch_show_the_same_images(feed):
         ("weak", augment.WEAK_BITS, augment.weak_decisions, augment.weak),
         ("strong", augment.STRONG_BITS, augment.strong_decisions, augment.strong),
     ):
-        raw = draws.bits(15 * words, 3, f"augment-{kind}", 9, 7).reshape(15, words)
+        raw = rng.bits(15 * words, 3, f"augment-{kind}", 9, 7).reshape(15, words)
         expected = apply(uint8, decide(raw, 12), feed.normalise)
         assert torch.equal(getattr(batches, kind).flatten(0, 1), expected)
+
+
+def test_several_strong_views(feed):
+    one_view, batches = one(feed, order()), one(feed, order(needs=Needs(strong=3)))
+    assert batches.strong.shape == (3, 3, 5, 1, 12, 12)
+    assert torch.equal(batches.strong[:, 0], one_view.strong)
+    assert torch.equal(batches.truth, one_view.truth)
+    uint8 = feed.images[batches.index.flatten()]
+    for view in (1, 2):  # the same images, other decisions
+        raw = rng.bits(15 * augment.STRONG_BITS, 0, f"augment-strong-{view}", 1, 0).reshape(15, -1)
+        expected = augment.strong(uint8, augment.strong_decisions(raw, 12), feed.normalise)
+        assert torch.equal(batches.strong[:, view].flatten(0, 1), expected)
+    assert one(feed, order(needs=Needs(strong=2), unlabelled=[])).strong.shape == (3, 2, 0, 1, 12, 12)
+    assert one(feed, order(needs=Needs(strong=1))).strong.shape == one_view.strong.shape
+
+
+@pytest.mark.parametrize("cutout", [False, True])
+def test_labelled_images_can_be_strong_views(feed, cutout):
+    wanted = order(labelled=[5], needs=Needs(labelled="strong"), cutout=cutout)
+    raw = rng.bits(12 * augment.STRONG_BITS, 0, "augment-labelled", 1, 0).reshape(12, -1)
+    decisions = augment.strong_decisions(raw, 12)
+    expected = augment.strong(feed.images[torch.full((12,), 5)], decisions, feed.normalise)
+    assert torch.equal(one(feed, wanted).labelled.flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("needs", [{"strong": -1}, {"strong": "two"}, {"labelled": "plain"}], ids=str)
+def test_needs_that_mean_nothing(needs):
+    with pytest.raises(ConfigError, match="expected a number of strong views"):
+        Needs(**needs)
 
 
 def test_clients_are_independent_of_who_else_is_there(feed):

@@ -18,7 +18,7 @@ from feddure.data.partition import Partition, Repair, _seal, external_imbalance,
 from feddure.errors import ConfigError, DataError
 
 FRACTION = {"labels_per_class": None}  # a share of the images, or the data set's own labels
-SETTINGS = ("iid-iid", "iid-dir", "dir-dir", "fedmatch")
+SETTINGS = ("iid-iid", "iid-dir", "dir-dir", "fedmatch", "pairs")
 modest = settings(deadline=None, max_examples=60)
 
 
@@ -69,9 +69,10 @@ def requests(draw):
     """A data set and options that can be met."""
     setting = draw(st.sampled_from(SETTINGS))
     classes = 10 if setting == "fedmatch" else draw(st.integers(1, 12))
-    clients = draw(st.integers(1, 25))
+    clients = 2 * draw(st.integers(1, 12)) if setting == "pairs" else draw(st.integers(1, 25))
     per_class = draw(st.lists(st.integers(0, 80), min_size=classes, max_size=classes))
     gamma = draw(st.sampled_from([1e-300, 1e-3, 0.05, 0.5, 3.0, 1e5, 1e308]))
+    assume(setting != "pairs" or gamma >= 0.05)  # two clients cannot share one class by smaller ones
     seed = draw(st.integers(0, 2**32))
     unknown = draw(st.sampled_from([0, 0, 1, 30]))
     smallest = min(per_class)
@@ -245,6 +246,7 @@ GOLDEN = {
     "iid-dir": "63d75ffbd88ee0bf4420927974a41986bd1c2150104b40618f5ae10f07222b5a",
     "dir-dir": "9281e060fb3d242667ea1c7059d9585650aacc7ea3d60f6ae19b023927cd5172",
     "fedmatch": "0614325c6835d7865087c6813379784124fc0c307194dd10c4fc2aecf4aa4a81",
+    "pairs": "3557a9d9517831684be13b134e7e98b64550da92618e4798fb62b64a0b592bcf",
     "sites": "00693f49d65b2a1e2028bb0166c00bafee301a7249004e481009b6827558444a",
 }
 
@@ -252,7 +254,9 @@ GOLDEN = {
 @pytest.mark.parametrize("setting", GOLDEN)
 def test_golden_hashes_guard_the_recipe(setting):
     data = with_sites() if setting == "sites" else dataset((43,) * 10, unknown=7)
-    partition = make(data, config.PartitionOptions(setting=setting, clients=7, gamma=0.3, label_fraction=0.17), 42)
+    clients = 8 if setting == "pairs" else 7
+    chosen = config.PartitionOptions(setting=setting, clients=clients, gamma=0.3, label_fraction=0.17)
+    partition = make(data, chosen, 42)
     assert partition.sha256 == GOLDEN[setting]
 
 
@@ -271,18 +275,93 @@ def test_the_hash_depends_on_the_seed_but_not_on_parameters_without_effect():
         (dataset(), {"labels_per_class": None, "clients": 41}, "--labels-per-class 5 .* fewer --clients"),
         (dataset(), {**FRACTION, "label_fraction": 1.0}, "--label-fraction 1 .* lower it to at most 0.99"),
         (dataset(), {**FRACTION, "label_fraction": 0.005}, "2 of 400 images .* too few for 4"),
-        (dataset(), {"label_fraction": 0.1}, "--labels-per-class .* and --label-fraction .* were both given"),
+        (dataset(), {"label_fraction": 0.1}, "labels_per_class and partition.label_fraction were both given"),
         (dataset(), {"setting": "sites"}, "--setting sites .*'synthetic' does not say which site owns"),
         (dataset((40,) * 9), {"setting": "fedmatch"}, "--setting fedmatch .* 10 classes, but .* has 9"),
         (dataset((40, 5)), {**FRACTION, "label_fraction": 0.3}, r"'class 1' has 5 images but 7 .* at most 0\.222222"),
         (marked(dataset((30,) * 3), 1), FRACTION, r"--clients 4 .*: 3 of 90 images would be labelled"),
         (marked(dataset((30,) * 3), 1), {}, "has 1 labelled images but 8 labels would be needed"),
         (marked(dataset((30,) * 3), 30), FRACTION, "0 of 90 images would be left unlabelled"),
+        (dataset(), {"setting": "sites", "labelled_clients": 0.5}, "labelled_clients 0.5 .* sites .* leave it out"),
+        (dataset(), {"setting": "sites", "unlabelled_fraction": 0}, "unlabelled_fraction 0 .* sites .* leave it out"),
+        (dataset(), {"setting": "pairs", "clients": 5}, "5 clients: expected an even number"),
+        (dataset(), {"setting": "pairs", "labelled_clients": 0.25}, "1 clients with labels .* an even number"),
+        (dataset(), {**FRACTION, "label_fraction": 0.002, "labelled_clients": 0.5}, "1 of 400 .* too few for 2"),
     ],
 )
 def test_requests_that_cannot_be_met_say_so(data, fields, message):
     with pytest.raises(ConfigError, match=message):
         make(data, options(**fields), 0)
+
+
+# --- clients without labels, fewer unlabelled images, labelled images among them ---------------------------------
+def assert_equal(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> None:
+    assert [part.tolist() for part in one] == [part.tolist() for part in other]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_only_some_clients_hold_the_same_labels(setting):
+    data = dataset()
+    everyone = make(data, options(setting=setting, clients=12), 5)
+    holders = []
+    for share in (0.17, 0.5):
+        partition = make(data, options(setting=setting, clients=12, labelled_clients=share), 5)
+        assert_everything_dealt_once(partition, 400)
+        assert_equal(partition.unlabelled, everyone.unlabelled)
+        assert sorted(np.concatenate(partition.labelled)) == sorted(np.concatenate(everyone.labelled))
+        holding = [part for part in partition.labelled if len(part)]
+        assert_nobody_short(tuple(holding))
+        assert partition.sha256 != everyone.sha256
+        holders.append({client for client, part in enumerate(partition.labelled) if len(part)})
+    assert [len(some) for some in holders] == [2, 6]
+    assert holders[0] < holders[1]
+
+
+def test_repairs_among_clients_with_labels_name_these_clients():
+    partition = make(dataset(), options(clients=15, gamma=0.01, labelled_clients=0.6), 0)
+    moves = [repair for repair in partition.repairs if repair.kind == "labelled"]
+    assert moves
+    assert all(len(partition.labelled[client]) for move in moves for client in (move.from_client, move.to_client))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_smaller_share_of_unlabelled_images_is_part_of_a_larger_one(setting):
+    data = dataset()
+    every, half, few, none = (
+        make(data, options(setting=setting, unlabelled_fraction=share), 3) for share in (1, 0.5, 0.1, 0)
+    )
+    for kept in (half, few, none):
+        assert_equal(kept.labelled, every.labelled)
+    for client in range(4):
+        number = len(every.unlabelled[client])
+        sizes = [len(kept.unlabelled[client]) for kept in (half, few, none)]
+        assert sizes == [round(0.5 * number), round(0.1 * number), 0]
+        assert set(few.unlabelled[client]) < set(half.unlabelled[client]) < set(every.unlabelled[client])
+
+
+@pytest.mark.parametrize("setting", [*SETTINGS, "sites"])
+def test_a_clients_labelled_images_are_among_its_unlabelled_ones_too(setting):
+    data, number = (with_sites(), 40) if setting == "sites" else (dataset(), 400)
+    chosen = {"setting": setting, "labels_per_class": 1}
+    apart, both = (make(data, options(**chosen, labelled_as_unlabelled=wanted), 0) for wanted in (False, True))
+    assert_equal(apart.labelled, both.labelled)
+    assert apart.sha256 != both.sha256
+    assert sorted(np.concatenate(both.unlabelled).tolist()) == list(range(number))
+    if setting != "pairs":  # which deals all images anew
+        assert_equal(both.unlabelled, tuple(map(np.union1d, apart.labelled, apart.unlabelled)))
+
+
+def test_with_labelled_images_among_the_unlabelled_all_may_carry_a_label():
+    chosen = options(**FRACTION, label_fraction=1.0, labelled_as_unlabelled=True)
+    partition = make(dataset(), chosen, 0)
+    assert sum(map(len, partition.labelled)) == 400
+    assert_equal(partition.labelled, partition.unlabelled)
+
+
+def test_an_image_with_and_without_its_label_is_one_image_of_a_client():
+    labels = np.array([0, 1, 0, 1])
+    twice = hand_made([[0], [2, 3]], [[0, 1], [2, 3]])
+    assert external_imbalance(twice, labels, 2) == 0
 
 
 def hand_made(labelled, unlabelled) -> Partition:

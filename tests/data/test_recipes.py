@@ -5,7 +5,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from feddure import rng
 from feddure.data import recipes
+from feddure.errors import ConfigError
 
 modest = settings(deadline=None, max_examples=60)
 
@@ -69,3 +71,70 @@ def test_fedmatch_deals_every_image_near_its_share(numbers, clients):
     exact = mix / mix.sum(axis=0) * numbers[:10]
     assert (np.abs(counts[:, :10] - exact) < 1).all()
     assert np.ptp(counts[:, 10]) <= 1
+
+
+def pools_of(numbers: list[int]) -> list[np.ndarray]:
+    return np.split(np.arange(100, 100 + sum(numbers)), np.cumsum(numbers)[:-1])
+
+
+@modest
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    st.integers(1, 10),
+    st.sampled_from([0.05, 0.5, 1e5]),
+    st.integers(0, 9),
+)
+def test_pairs_deal_every_image_to_clients_of_one_size(numbers, halves, gamma, seed):
+    assume(sum(numbers) >= 2 * halves)
+    images, owners = recipes.pairs(pools_of(numbers), 2 * halves, gamma, "test", seed)
+    assert sorted(images.tolist()) == list(range(100, 100 + sum(numbers)))
+    assert np.ptp(np.bincount(owners, minlength=2 * halves)) <= 1
+
+
+@modest
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 6), st.floats(0.1, 2), st.integers(0, 99))
+def test_pairs_are_those_of_the_published_procedure(per_client, halves, classes, gamma, seed):
+    """Written out as SAGE describes it: all lists in a row, cut again into as many equal parts as there are clients."""
+    clients = 2 * halves
+    numbers = [len(part) for part in np.array_split(np.arange(per_client * clients), classes)]
+    label = np.repeat(np.arange(classes), numbers)
+    order = rng.permutation(len(label), "test", seed)
+    lists: list[list[int]] = []
+    for number in range(halves):
+        chunk = order[2 * per_client * number : 2 * per_client * (number + 1)].tolist()
+        draws, two = rng.legacy("test", seed, number), [[], []]
+        while min(map(len, two)) < per_client / 2:
+            two = [[], []]
+            for kind in sorted(set(label[chunk])):
+                shares = draws.dirichlet([gamma, gamma]) * [len(mine) < per_client for mine in two]
+                members = [image for image in chunk if label[image] == kind]
+                cut = int(shares[0] / shares.sum() * len(members))
+                two = [two[0] + members[:cut], two[1] + members[cut:]]
+        lists += two
+    expected = np.split(np.concatenate(lists).astype(int) + 100, clients)
+    images, owners = recipes.pairs(pools_of(numbers), clients, gamma, "test", seed)
+    for client, part in enumerate(expected):
+        assert images[owners == client].tolist() == part.tolist()
+
+
+def dealt(numbers: list[int], shares: list[tuple[float, float]], monkeypatch) -> list[list[int]]:
+    """Counts [client, class] of two clients, with these Dirichlet shares one after the other."""
+    drawn = iter(shares)
+    monkeypatch.setattr(recipes, "_shares", lambda *_: np.array(next(drawn)))
+    images, owners = recipes.pairs(pools_of(numbers), 2, 0.5, "test")
+    label = np.repeat(np.arange(len(numbers)), numbers)[images - 100]
+    return [np.bincount(label[owners == client], minlength=len(numbers)).tolist() for client in (0, 1)]
+
+
+def test_a_client_with_its_even_share_gets_no_more_and_the_longer_list_is_cut(monkeypatch):
+    # Three quarters of a class each: 9 images after three classes, so the last class is the other client's.
+    found = dealt([4, 4, 4, 4], [(0.75, 0.25)] * 4, monkeypatch)
+    assert found == [[3, 3, 2, 0], [1, 1, 2, 4]]
+    # Full, and the other one's share is 0.
+    assert dealt([8, 8], [(1.0, 0.0)] * 2, monkeypatch) == [[8, 0], [0, 8]]
+
+
+def test_a_pair_is_drawn_anew_until_both_have_half_the_even_share(monkeypatch):
+    assert dealt([8], [(1.0, 0.0), (0.2, 0.8), (0.5, 0.5)], monkeypatch) == [[4], [4]]
+    with pytest.raises(ConfigError, match=r"--gamma 0.5 .* less than a quarter of their 8 images; raise --gamma"):
+        dealt([8], [(0.2, 0.8)] * recipes.TRIES, monkeypatch)

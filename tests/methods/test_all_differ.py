@@ -7,10 +7,9 @@ import torch
 
 import tiny
 from feddure import methods
-from feddure import nn as networks
 from feddure.data.batches import Batch
 from feddure.methods import METHODS, Client
-from feddure.nn.network import Network
+from feddure.simulation.program import make_network
 
 CHANGES = {
     "local_steps": 2,  # another number than that of a pass over the labels: fedavg-matched is not fedavg
@@ -21,6 +20,8 @@ CHANGES = {
     "feddure.threshold": 0.35,
     "fedmatch.threshold": 0.35,
     "sage.threshold": 0.35,
+    "proxyfl.threshold": 0.35,
+    "proxyfl.tuning_epochs": 3,
 }
 BUILT_IN = tuple(METHODS)  # other tests register methods of their own
 WITH_PSEUDO_LABELS = tuple(name for name in BUILT_IN if METHODS[name].needs.unlabelled)
@@ -38,9 +39,15 @@ def after_a_round():
     return found
 
 
+def _classifier(server):
+    """What every method's model has, with heads or without."""
+    network, (theta, _) = server.program.network, server.method.global_model(server.state)
+    return network.rows(network.parameters.views(theta))
+
+
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_no_other_method_gives_the_same_weights(after_a_round, method):
-    models = {name: made.server.method.global_model(made.server.state)[0] for name, (made, _) in after_a_round.items()}
+    models = {name: _classifier(made.server) for name, (made, _) in after_a_round.items()}
     theta = models.pop(method)
     assert torch.isfinite(theta).all()
     for other, weights in models.items():
@@ -73,7 +80,7 @@ def test_a_step_never_looks_at_its_data(method, labelled, unlabelled):
     """Tensors without any content: what would wait for a number, or for a size that hangs on one, fails."""
     experiment = tiny.experiment({**CHANGES, "method": method})
     algorithm = methods.make(experiment)
-    network = Network(networks.make("cnn", channels=1, classes=4, norm=algorithm.norm, seed=0), META, "fp32")
+    network = make_network(experiment, tiny.dataset(), META, "fp32", compiled=False)
     client = Client(network, experiment, proximal=0.1, classes=4)
     algorithm.allocate(client)
     counts = {name: unlabelled if getattr(algorithm.needs, name) else 0 for name in ("plain", "weak", "strong")}

@@ -25,8 +25,12 @@ def _full_single_precision():
 def results(name, norm, device, precision, compiled):
     """Logits, statistics, gradient and tangent of one network, in double precision on the CPU."""
     module = networks.make(name, 3, 4, norm, seed=1)
-    network = Network(module, torch.device(device), precision, compiled)
-    theta, statistics = network.take(module)
+    path, last = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)][-1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        heads = {"space": torch.nn.Linear(last.in_features, 5)}
+    network = Network(module, torch.device(device), precision, compiled, path, heads)
+    theta, statistics = network.take(module, heads)
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(8, 3, 16, 16, generator=generator, dtype=torch.float64).to(device, network.compute)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -41,6 +45,8 @@ def results(name, norm, device, precision, compiled):
     probed, derivative = network.tangent(network.weights(theta), direction, images)
     found = {
         "forward": trained,
+        "features": network.features(weights, statistics.clone(), images)[1],
+        "head": network.head("space", weights, network.rows(weights.named).to(network.master)),
         "statistics": statistics,
         "gradient": gradient,
         "probe": network.probe(network.weights(theta), images),

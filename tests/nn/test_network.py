@@ -163,3 +163,67 @@ def test_single_and_half_precision_keep_full_precision_weights():
         assert logits.dtype == torch.float32
         for _, values in network.gradient(logits.sum(), weights):
             assert values.dtype in (compute, torch.float32)
+
+
+def with_heads(name="cnn", norm="batch", precision="fp64", compiled=False):
+    """A network with a head, its module, its flat state, and images."""
+    module = networks.make(name, 3, 4, norm, seed=1)
+    heads = {"space": nn.Linear(module[-1].in_features, 5)}
+    network = Network(module, CPU, precision, compiled, str(len(module) - 1), heads)
+    return network, module, heads["space"], *network.take(module, heads)
+
+
+@pytest.mark.parametrize(("name", "norm"), [*CASES, ("resnet8", "batch")])
+def test_features_rows_and_heads(name, norm):
+    network, module, head, theta, statistics = with_heads(name, norm)
+    module, head = module.double(), head.double()
+    images = torch.randn(6, 3, 12, 12, dtype=torch.float64)
+    logits, features = network.features(network.weights(theta), statistics, images)
+    torch.testing.assert_close(logits, module.train()(images))
+    tiny.assert_near(network.statistics.views(statistics), statistics_of(module), 1e-12)
+    weights = network.weights(theta)
+    rows = network.rows(weights.named)
+    torch.testing.assert_close(features @ rows.T + module[-1].bias, logits)
+    torch.testing.assert_close(network.head("space", weights, features), head(features))
+    # Gradients reach the rows through the head, and the head itself.
+    found = network.leaf_gradients(network.head("space", weights, rows).sum(), weights)
+    gradients = dict(zip(weights.trained, found, strict=True))
+    torch.testing.assert_close(gradients[f"{network.classifier}.weight"], head.weight.sum(0).expand_as(rows))
+    torch.testing.assert_close(gradients["head:space.bias"], torch.full((5,), 4.0, dtype=torch.float64))
+
+
+def test_heads_change_nothing_else():
+    network, module, _, theta, statistics = with_heads()
+    plain = Network(module, CPU, "fp64")
+    images = torch.randn(4, 3, 12, 12, dtype=torch.float64)
+    assert torch.equal(network.evaluate(theta, statistics, images), plain.evaluate(*plain.take(module), images))
+    assert network.state_dict(theta, statistics).keys() == plain.state_dict(*plain.take(module)).keys()
+    weights = network.weights(theta)
+    direction = [torch.ones_like(leaf) for leaf in weights.leaves]
+    bare = plain.weights(plain.take(module)[0])
+    found, expected = (
+        each.tangent(w, [torch.ones_like(leaf) for leaf in w.leaves], images)
+        for each, w in ((network, weights), (plain, bare))
+    )
+    assert torch.equal(found[1], expected[1])
+    network._explicit = False
+    torch.testing.assert_close(network.tangent(weights, direction, images)[1], expected[1])
+
+
+def test_features_in_half_precision_are_single():
+    network, _, _, theta, statistics = with_heads(precision="bf16")
+    weights = network.weights(theta)
+    logits, features = network.features(weights, statistics, torch.randn(4, 3, 12, 12).bfloat16())
+    assert logits.dtype == features.dtype == network.head("space", weights, features).dtype == torch.float32
+
+
+def test_features_compile(monkeypatch):
+    compiler = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: compiler(function, backend="eager", fullgraph=True)
+    )
+    images = torch.randn(4, 3, 12, 12, dtype=torch.float64)
+    (one, _, _, *state), (other, *_) = with_heads(compiled=True), with_heads()
+    found, expected = (each.features(each.weights(state[0]), state[1].clone(), images) for each in (one, other))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -10,7 +10,10 @@ import feddure
 import tiny
 from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
+from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
+
+BUILT_IN = tuple(METHODS)  # other tests register methods of their own
 
 
 class Broken(FedAvg):
@@ -109,13 +112,35 @@ def test_clients_without_labelled_or_without_unlabelled_images(method, norm):
     assert torch.isfinite(federation.server.state["theta"]).all()
 
 
-def test_a_round_whose_clients_have_nothing_to_learn_from_keeps_the_model():
-    """Labels alone, drawn from sites of which one has none."""
+def test_labels_alone_are_learned_only_where_there_are_some():
     experiment = tiny.experiment({**SITES, "clients_per_round": 1, "rounds": 12})
-    federation = tiny.federation(experiment, site_dataset())
-    records = played(federation)
-    assert {tuple(record["clients"]) for record in records} == {(0,), (1,), ()}
-    assert records[-1]["round"] == 12
+    records = played(tiny.federation(experiment, site_dataset()))
+    assert {tuple(record["clients"]) for record in records} == {(0,), (1,)}
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_every_method_trains_where_some_clients_have_no_labels(images, method):
+    changes = {"method": method, "partition.labelled_clients": 0.5, "clients_per_round": 4, "rounds": 1}
+    federation = tiny.federation(tiny.experiment(changes), images)
+    holders = {client for client, part in enumerate(federation.partition.labelled) if len(part)}
+    assert len(holders) == 2
+    (record,) = played(federation)
+    needs = federation.server.method.needs
+    assert set(record["clients"]) == ({0, 1, 2, 3} if needs.unlabelled or needs.every_label else holders)
+    assert record["left_out"] == []
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize("setting", ["dir-dir", "pairs"])
+def test_full_supervision_takes_an_image_once_a_pass(images, setting):
+    """Where labelled images are unlabelled ones too; a client's weight still has both."""
+    wanted = {"partition.setting": setting, "partition.labelled_as_unlabelled": True, "method": "fedavg-sl"}
+    federation = tiny.federation(tiny.experiment({**wanted, "labelled_batch": 1, "clients_per_round": 4}), images)
+    for task in federation.tasks():
+        mine, others = federation.partition.labelled[task.client], federation.partition.unlabelled[task.client]
+        assert task.steps == len(np.union1d(mine, others)) < len(mine) + len(others)
+        assert int(task.class_counts.sum()) == task.steps
+        assert federation.server._weight(task.client) == len(mine) + len(others)
 
 
 @pytest.mark.parametrize("method", ["fedavg-sl", "fedprox-sl"])
@@ -126,7 +151,8 @@ def test_full_supervision_needs_every_label(method):
 
 
 def test_more_clients_per_round_than_sites_draws_all_of_them():
-    federation = tiny.federation(tiny.experiment({**SITES, "clients_per_round": 40}), site_dataset())
+    experiment = tiny.experiment({**SITES, "method": "feddure", "clients_per_round": 40})
+    federation = tiny.federation(experiment, site_dataset())
     assert sorted(federation.server.sample(1)) == [0, 1, 2]
 
 

@@ -34,7 +34,7 @@ def partition(
     ] = "fashion-mini",
     setting: Annotated[
         str,
-        typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch or sites (labelled-unlabelled)."),
+        typer.Option("--setting", help="iid-iid, iid-dir, dir-dir (labelled-unlabelled), fedmatch, pairs or sites."),
     ] = "dir-dir",
     clients: Annotated[
         int | None,
@@ -53,6 +53,15 @@ def partition(
         float | None,
         typer.Option("--label-fraction", help="Labelled share of all images, instead of --labels-per-class."),
     ] = None,
+    labelled_clients: Annotated[
+        float, typer.Option("--labelled-clients", help="Share of the clients that hold labels.")
+    ] = 1.0,
+    unlabelled_fraction: Annotated[
+        float, typer.Option("--unlabelled-fraction", help="Share of its unlabelled images that each client keeps.")
+    ] = 1.0,
+    labelled_as_unlabelled: Annotated[
+        bool, typer.Option("--labelled-as-unlabelled", help="Labelled images are among the unlabelled ones too.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed; the same one gives the same partition anywhere.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.npz", help="Save the partition.")] = None,
     plot: Annotated[
@@ -72,6 +81,8 @@ def partition(
     feddure partition --setting iid-dir --gamma 0.3 --plot clients.png
     feddure partition --dataset cifar10 --clients 100 --out partition.npz
     feddure partition --dataset cifar10 --label-fraction 0.02 --json
+    feddure partition --setting pairs --gamma 0.1 --labelled-as-unlabelled     # as in SAGE
+    feddure partition --labelled-clients 0.5 --unlabelled-fraction 0.1
     feddure partition --dataset folder:hospitals --setting sites
     ```
     """
@@ -83,6 +94,9 @@ def partition(
         gamma=gamma,
         labels_per_class=labels_per_class,
         label_fraction=label_fraction,
+        labelled_clients=labelled_clients,
+        unlabelled_fraction=unlabelled_fraction,
+        labelled_as_unlabelled=labelled_as_unlabelled,
         seed=seed,
     )
     images = sources.load(dataset, data_dir, progress=not as_json)

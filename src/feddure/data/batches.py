@@ -6,10 +6,11 @@ over the client's images, so each one is full, and a set smaller than a batch re
 labelled (or unlabelled) images gets batches of size zero there.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -29,23 +30,31 @@ class Needs:
 
     plain: bool = False  # unlabelled images as they are
     weak: bool = False  # unlabelled images, T_w
-    strong: bool = False  # unlabelled images, T_s
+    strong: bool | int = False  # unlabelled images, T_s; from 2 on, so many views of each
     every_label: bool = False  # all of the client's images count as labelled (fully supervised)
+    labelled: Literal["weak", "strong"] = "weak"  # the view of labelled images
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.strong, int) and self.strong >= 0) or self.labelled not in ("weak", "strong"):
+            raise ConfigError(
+                f"Needs(strong={self.strong!r}, labelled={self.labelled!r}): expected a number of strong views, and "
+                "'weak' or 'strong' for labelled images"
+            )
 
     @property
     def unlabelled(self) -> bool:
-        return self.plain or self.weak or self.strong
+        return bool(self.plain or self.weak or self.strong)
 
 
 @dataclass(frozen=True)
 class Batch:
     """One step's images and labels; or, with one more leading dimension, those of all steps of a round."""
 
-    labelled: Tensor  # T_w(x)
+    labelled: Tensor  # T_w(x), or T_s(x) where that is needed
     labels: Tensor
     plain: Tensor
     weak: Tensor  # T_w(u)
-    strong: Tensor  # T_s(u)
+    strong: Tensor  # T_s(u); several views have a dimension of their own, [views, batch, ...]
     truth: Tensor  # the unlabelled images' classes: for diagnostics, never for learning
     index: Tensor  # which image of the data set each unlabelled row is
     made: dict[str, Tensor] = field(default_factory=dict)  # what the method's `before_steps` made, by name
@@ -76,7 +85,9 @@ def _kind_for(method: str, needs: Needs) -> Any:
     def missing(batch: Any, name: str) -> NoReturn:
         if name not in VIEWS:
             raise AttributeError(f"a batch has no '{name}'; it has {', '.join(entry.name for entry in fields(Batch))}")
-        wanted = ", ".join(f"{view}=True" for view in VIEWS if view == name or getattr(needs, view))
+        wanted = ", ".join(
+            f"{view}={getattr(needs, view) or True}" for view in VIEWS if view == name or getattr(needs, view)
+        )
         raise ConfigError(
             f"method '{method}' uses batch.{name}, which is not among its needs: "
             f"add needs = feddure.Needs({wanted}) to its class"
@@ -97,13 +108,18 @@ class BatchPlan:
     labelled_batch: int
     unlabelled_batch: int
     needs: Needs
-    cutout: bool = False  # cut labelled images too
+    cutout: bool = False  # cut labelled images too; T_s does so anyway
+
+    @property
+    def labelled_view(self) -> str:
+        return "strong" if self.needs.labelled == "strong" else "cut" if self.cutout else "weak"
 
     def pools(self) -> tuple[np.ndarray, np.ndarray]:
         """Images that count as labelled, images that count as unlabelled."""
         none = np.empty(0, dtype=np.int64)
         if self.needs.every_label:
-            return np.concatenate([self.labelled, self.unlabelled]), none
+            once = self.unlabelled[~np.isin(self.unlabelled, self.labelled)]
+            return np.concatenate([self.labelled, once]), none
         return self.labelled, self.unlabelled if self.needs.unlabelled else none
 
 
@@ -114,6 +130,11 @@ def cycle(pool: np.ndarray, length: int, *key: rng.Key) -> np.ndarray:
     passes = -(-length // len(pool))
     order = np.argsort(rng.bits(passes * len(pool), *key).reshape(passes, len(pool)), axis=1, kind="stable")
     return pool[order.reshape(-1)[:length]]
+
+
+def _by_step(views: Sequence[np.ndarray], steps: int) -> np.ndarray:
+    """What belongs to several views of a round's images, in the order steps, views, images."""
+    return np.stack([view.reshape(steps, -1) for view in views], axis=1).reshape(-1)
 
 
 class DeviceImages:
@@ -150,15 +171,21 @@ class DeviceImages:
             pool, others = plan.pools()
             labelled = cycle(pool, plan.steps * plan.labelled_batch, seed, "labelled", *key)
             unlabelled = cycle(others, plan.steps * plan.unlabelled_batch, seed, "unlabelled", *key)
-            words = augment.WEAK_BITS + (augment.CUTOUT_BITS if plan.cutout else 0)
+            pile, words = {
+                "weak": (weak, augment.WEAK_BITS),
+                "cut": (cut, augment.WEAK_BITS + augment.CUTOUT_BITS),
+                "strong": (strong, augment.STRONG_BITS),
+            }[plan.labelled_view]
             raw = rng.bits(len(labelled) * words, seed, "augment-labelled", *key)
-            spans = {"labelled": (cut if plan.cutout else weak).add(labelled, raw)}
+            spans = {"labelled": pile.add(labelled, raw)}
             if plan.needs.weak:
                 raw = rng.bits(len(unlabelled) * augment.WEAK_BITS, seed, "augment-weak", *key)
                 spans["weak"] = weak.add(unlabelled, raw)
-            if plan.needs.strong:
-                raw = rng.bits(len(unlabelled) * augment.STRONG_BITS, seed, "augment-strong", *key)
-                spans["strong"] = strong.add(unlabelled, raw)
+            if views := int(plan.needs.strong):
+                purposes = ["augment-strong", *(f"augment-strong-{view}" for view in range(1, views))]
+                raws = [rng.bits(len(unlabelled) * augment.STRONG_BITS, seed, purpose, *key) for purpose in purposes]
+                repeated, raw = (_by_step(arrays, plan.steps) for arrays in ([unlabelled] * views, raws))
+                spans["strong"] = strong.add(repeated, raw)
             if plan.needs.plain:
                 spans["plain"] = plain.add(unlabelled, None)
             parts.append((plan, labelled, unlabelled, spans))
@@ -194,12 +221,13 @@ class DeviceImages:
         def view(kind: str, source: str) -> Tensor:
             made = pixels[source]
             part = made[spans[kind]] if kind in spans else made[:0]
-            rows = len(part) // plan.steps
+            views = (int(plan.needs.strong),) if kind == "strong" and plan.needs.strong > 1 else ()
+            rows = len(part) // math.prod((plan.steps, *views))
             # [steps, batch, channels, height, width]; each step's images stay channels-last in memory.
-            return part.permute(0, 2, 3, 1).unflatten(0, (plan.steps, rows)).permute(0, 1, 4, 2, 3)
+            return part.permute(0, 2, 3, 1).unflatten(0, (plan.steps, *views, rows)).movedim(-1, -3)
 
         return Batch(
-            labelled=view("labelled", "cut" if plan.cutout else "weak"),
+            labelled=view("labelled", plan.labelled_view),
             labels=labels.view(plan.steps, -1),
             plain=view("plain", "plain"),
             weak=view("weak", "weak"),

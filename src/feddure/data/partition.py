@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from feddure import config
+from feddure import config, rng
 from feddure.data import recipes
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, DataError
@@ -88,11 +88,7 @@ class Partition:
 
 def make(dataset: Dataset, options: config.PartitionOptions, seed: int) -> Partition:
     """The partition that these options and this seed describe; the same on every machine."""
-    if options.labels_per_class is not None and options.label_fraction is not None:
-        raise ConfigError(
-            "--labels-per-class (partition.labels_per_class) and --label-fraction (partition.label_fraction) "
-            "were both given: use one of them"
-        )
+    check(options)
     if options.setting == "sites" and (dataset.site is None or not dataset.sites):
         raise ConfigError(
             f"--setting sites (partition.setting): data set '{dataset.name}' does not say which site owns "
@@ -113,21 +109,52 @@ def make(dataset: Dataset, options: config.PartitionOptions, seed: int) -> Parti
             images = np.concatenate(pool)
             owners = dataset.site[images]
         else:
-            images, owners = recipes.deal(pool, _class_counts(options, kind, [len(part) for part in pool], seed))
-            moves = recipes.repair(owners, clients, "partition", seed, "repair", kind)
-            repairs += [Repair(rich, poor, kind, number) for rich, poor, number in moves]
+            holders = np.arange(clients)
+            if kind == "labelled" and options.labelled_clients < 1:
+                number = recipes.labelled_clients(options, clients)
+                holders = np.sort(rng.sample(clients, number, "partition", seed, "labelled clients"))
+            images, owners = _deal(options, kind, pool, len(holders), seed)
+            moves = recipes.repair(owners, len(holders), "partition", seed, "repair", kind)
+            repairs += [Repair(int(holders[rich]), int(holders[poor]), kind, number) for rich, poor, number in moves]
+            owners = holders[owners]
         parts[kind] = _by_client(images, owners, clients)
+    parts["unlabelled"] = _kept(parts["unlabelled"], options.unlabelled_fraction, seed)
+    if options.labelled_as_unlabelled and options.setting != "pairs":
+        parts["unlabelled"] = tuple(map(np.union1d, parts["unlabelled"], parts["labelled"]))
+    # Options that are newer than the first published partitions are named where they act, so that hashes stay.
+    newer = ("labelled_clients", "unlabelled_fraction", "labelled_as_unlabelled")
     parameters = {
         "setting": options.setting,
         "clients": clients,
-        "gamma": options.gamma if options.setting in ("iid-dir", "dir-dir") else None,
+        "gamma": options.gamma if options.setting in config.DIRICHLET else None,
         "labels_per_class": recipes.labels_per_class(dataset, options),
         "label_fraction": options.label_fraction,
         "seed": seed,
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint,
+        **options.model_dump(include=set(newer), exclude_defaults=True),
     }
     return Partition(parts["labelled"], parts["unlabelled"], parameters, tuple(repairs))
+
+
+def check(options: config.PartitionOptions) -> None:
+    """Refuse options that contradict each other."""
+    if options.labels_per_class is not None and options.label_fraction is not None:
+        raise ConfigError("partition.labels_per_class and partition.label_fraction were both given: use one of them")
+    for name in ("labelled_clients", "unlabelled_fraction"):
+        if options.setting == "sites" and getattr(options, name) != 1:
+            raise ConfigError(
+                f"partition.{name} {getattr(options, name):g} was given, but under partition.setting sites every "
+                "image stays where it is: leave it out, or use another setting"
+            )
+    if options.setting == "pairs":
+        for number in (options.clients, recipes.labelled_clients(options, options.clients)):
+            if number % 2:
+                kind = "clients" if number == options.clients else "clients with labels (partition.labelled_clients)"
+                raise ConfigError(
+                    f"partition.setting pairs deals to clients two by two, but there would be {number} {kind}: "
+                    "expected an even number"
+                )
 
 
 def internal_imbalance(partition: Partition, labels: np.ndarray, classes: int) -> float | None:
@@ -145,9 +172,11 @@ def internal_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
 def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -> float | None:
     """Mean over pairs of clients of the total-variation distance between the class mixes of all their images.
 
+    An image that a client has both with and without its label counts once.
+
     Clients without images of known class are left out; None where fewer than two remain.
     """
-    together = np.add(*partition.counts(labels, classes))
+    together = _counts(tuple(map(np.union1d, partition.labelled, partition.unlabelled)), labels, classes)
     mixes = _mix(together[together.sum(axis=1) > 0])
     clients = len(mixes)
     if clients < 2:
@@ -157,13 +186,28 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
     return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
 
 
-def _class_counts(options: config.PartitionOptions, kind: str, totals: list[int], seed: int) -> np.ndarray:
-    """Counts [client, class] of the setting for labelled or unlabelled images."""
+def _deal(
+    options: config.PartitionOptions, kind: str, pool: list[np.ndarray], clients: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labelled or unlabelled images and their owners, by the recipe of the setting."""
+    if options.setting == "pairs":
+        return recipes.pairs(pool, clients, options.gamma, "partition", seed, "pairs", kind)
+    totals = [len(part) for part in pool]
     if options.setting == "fedmatch" and kind == "unlabelled":
-        return recipes.fedmatch(totals, options.clients)
-    if options.setting == "dir-dir" or (options.setting == "iid-dir" and kind == "unlabelled"):
-        return recipes.dirichlet(totals, options.clients, options.gamma, "partition", seed, "shares", kind)
-    return recipes.even(totals, options.clients, "partition", seed, "rounds", kind)
+        counts = recipes.fedmatch(totals, clients)
+    elif options.setting == "dir-dir" or (options.setting == "iid-dir" and kind == "unlabelled"):
+        counts = recipes.dirichlet(totals, clients, options.gamma, "partition", seed, "shares", kind)
+    else:
+        counts = recipes.even(totals, clients, "partition", seed, "rounds", kind)
+    return recipes.deal(pool, counts)
+
+
+def _kept(parts: tuple[np.ndarray, ...], share: float, seed: int) -> tuple[np.ndarray, ...]:
+    """This share of each client's images; those of a smaller one are among those of a larger one."""
+    if share == 1:
+        return parts
+    orders = [rng.permutation(len(part), "partition", seed, "kept", client) for client, part in enumerate(parts)]
+    return tuple(np.sort(part[order[: round(share * len(part))]]) for part, order in zip(parts, orders, strict=True))
 
 
 def _by_client(images: np.ndarray, owners: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:

@@ -23,6 +23,9 @@ MINIMUM = 10
 FEDMATCH_MIX = (50, 15, 3, 3, 3, 2, 3, 3, 3, 15)
 """Class mix of FedMatch's client type 0 in hundredths; type k is this rotated by k."""
 
+TRIES = 1000
+"""Draws for a pair of clients before `pairs` gives up."""
+
 # Beyond this the shares are even to far below one image, and larger values would overflow.
 _LARGEST_GAMMA = 1e9
 
@@ -46,6 +49,8 @@ def choose_labels(dataset: Dataset, options: config.PartitionOptions, clients: i
     labelled = [pool[:number] for pool, number in zip(marked, needed, strict=True)]
     taken = np.zeros(len(dataset.labels), dtype=bool)
     taken[np.concatenate(labelled)] = True
+    if options.setting == "pairs" and options.labelled_as_unlabelled:  # dealt anew, perhaps to another client
+        taken[:] = False
     return Pools([*labelled, shuffled[-1][:0]], [pool[~taken[pool]] for pool in shuffled])
 
 
@@ -54,6 +59,11 @@ def labels_per_class(dataset: Dataset, options: config.PartitionOptions) -> int 
     if options.labels_per_class is None and options.label_fraction is None and dataset.labelled is None:
         return LABELS_PER_CLASS
     return options.labels_per_class
+
+
+def labelled_clients(options: config.PartitionOptions, clients: int) -> int:
+    """How many clients hold labels."""
+    return max(1, round(options.labelled_clients * clients))
 
 
 def even(totals: list[int], clients: int, *key: rng.Key) -> np.ndarray:
@@ -77,7 +87,7 @@ def dirichlet(totals: list[int], clients: int, gamma: float, *key: rng.Key) -> n
     """Counts [client, class]: one Dirichlet draw per class, cut at the floor of the cumulative shares."""
     counts = np.empty((clients, len(totals)), dtype=np.int64)
     for column, total in enumerate(totals):
-        cumulative = np.cumsum(_shares(clients, gamma, *key, column))[:-1]
+        cumulative = np.cumsum(_shares(rng.legacy(*key, column), clients, gamma))[:-1]
         cuts = np.minimum(np.floor(cumulative * total).astype(np.int64), total)
         counts[:, column] = np.diff(cuts, prepend=0, append=total)
     return counts
@@ -99,6 +109,19 @@ def fedmatch(totals: list[int], clients: int) -> np.ndarray:
         share[order[: total - share.sum()]] += 1
         counts[:, column] = share
     return counts
+
+
+def pairs(pools: list[np.ndarray], clients: int, gamma: float, *key: rng.Key) -> tuple[np.ndarray, np.ndarray]:
+    """Images and their owners as in SAGE (CVPR 2025): each two clients divide a chunk of the shuffled images.
+
+    Their lists, in class order and one behind the other, are then cut in the middle, so that all clients are of
+    one size: the last classes of the longer list go to the other client.
+    """
+    images, classes = np.concatenate(pools), np.repeat(np.arange(len(pools)), [len(pool) for pool in pools])
+    chunks = np.array_split(rng.permutation(len(images), *key), clients // 2)
+    lists = [chunk[_divide(classes[chunk], gamma, *key, number)] for number, chunk in enumerate(chunks)]
+    sizes = [len(half) for both in lists for half in np.array_split(both, 2)]
+    return images[np.concatenate(lists)], np.repeat(np.arange(clients), sizes)
 
 
 def deal(pools: list[np.ndarray], counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -137,15 +160,41 @@ def repair(owners: np.ndarray, clients: int, *key: rng.Key) -> list[tuple[int, i
     return [(rich, poor, number) for (rich, poor), number in sorted(moves.items())]
 
 
-def _shares(clients: int, gamma: float, *key: rng.Key) -> np.ndarray:
+def _shares(stream: np.random.RandomState, clients: int, gamma: float) -> np.ndarray:
     """One Dirichlet draw; where a tiny γ underflows, its limit: one client takes all."""
-    stream = rng.legacy(*key)
     shares = stream.dirichlet(np.full(clients, min(gamma, _LARGEST_GAMMA)))
     if np.isfinite(shares).all() and shares.sum() > 0.5:
         return shares
     alone = np.zeros(clients)
     alone[int(stream.random_sample() * clients)] = 1.0
     return alone
+
+
+def _divide(classes: np.ndarray, gamma: float, *key: rng.Key) -> np.ndarray:
+    """Places of a chunk's images in the lists of two clients, each in class order, one list behind the other.
+
+    Each class is cut by a Dirichlet draw, in which a client that has its even share gets nothing; all is drawn anew
+    until both have at least half of it.
+    """
+    stream, even = rng.legacy(*key), len(classes) / 2
+    for _ in range(TRIES):
+        first: list[int] = []
+        second: list[int] = []
+        for number in np.unique(classes):
+            members = np.flatnonzero(classes == number).tolist()
+            # A share of 0 would leave nobody to take the class where the other client is full.
+            shares = _shares(stream, 2, gamma) + np.finfo(float).tiny
+            shares *= [len(first) < even, len(second) < even]
+            cut = int(shares[0] / shares.sum() * len(members))
+            first += members[:cut]
+            second += members[cut:]
+        if min(len(first), len(second)) >= even / 2:
+            return np.array(first + second)
+    raise ConfigError(
+        f"--setting pairs (partition.setting): in {TRIES} draws with --gamma {gamma:g} (partition.gamma) one of two "
+        f"clients always had less than a quarter of their {len(classes)} images; raise --gamma, or ask for fewer "
+        "--clients or more images"
+    )
 
 
 def _labels_needed(
@@ -176,12 +225,13 @@ def _labels_needed(
             f"{name}: class '{dataset.classes[worst]}' has {available[worst]} {kind} but {needed[worst]} "
             f"labels would be needed; {_advice(dataset, options, clients, available)}"
         )
-    if sum(needed) < (clients if own_clients else 1):
+    holders = labelled_clients(options, clients) if own_clients else 1
+    if sum(needed) < holders:
         raise ConfigError(
-            f"{name}: {sum(needed)} of {images} images would be labelled, too few for {clients} clients, "
+            f"{name}: {sum(needed)} of {images} images would be labelled, too few for {holders} clients, "
             "each needs one; ask for fewer --clients or for more labels"
         )
-    if own_clients and unlabelled < clients:
+    if own_clients and unlabelled < clients and not options.labelled_as_unlabelled:
         raise ConfigError(
             f"{name}: {unlabelled} of {images} images would be left unlabelled, too few for {clients} "
             f"clients, each needs one; {_advice(dataset, options, clients, available)}"
@@ -192,7 +242,8 @@ def _labels_needed(
 def _advice(dataset: Dataset, options: config.PartitionOptions, clients: int, available: list[int]) -> str:
     """The largest request of the same kind that can be met."""
     images, classes = len(dataset.labels), len(dataset.classes)
-    labels = max(0, min(min(available) * classes, images - clients))
+    spared = 0 if options.labelled_as_unlabelled else clients
+    labels = max(0, min(min(available) * classes, images - spared))
     if labels_per_class(dataset, options) is not None and labels >= clients * classes:
         return f"lower it to at most {labels // (clients * classes)}"
     if options.label_fraction is not None and labels >= clients:

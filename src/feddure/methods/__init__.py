@@ -11,6 +11,7 @@ from feddure.methods.fedmatch import FedMatch
 from feddure.methods.fedtutor import FedTutor
 from feddure.methods.fixmatch import FedAvgFixMatch, FedProxFixMatch
 from feddure.methods.local import Local
+from feddure.methods.proxyfl import ProxyFL
 from feddure.methods.sage import SAGE
 from feddure.methods.uda import FedAvgUDA, FedProxUDA
 from feddure.methods.validation import check_method
@@ -20,7 +21,7 @@ _BUILT_IN: tuple[type[Method], ...] = (
     *(FedAvg, FedAvgMatched, FedAvgSL, FedProxSL),
     *(FedAvgUDA, FedProxUDA, FedAvgFixMatch, FedProxFixMatch, FedMatch, FedDure),
     *(BaselineMAML, FReg, AvgFReg, CReg, AvgCReg),
-    *(FedTutor, SAGE, Local),
+    *(FedTutor, SAGE, Local, ProxyFL),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddure.config import Experiment, OptimizerOptions
 from feddure.data.batches import Batch, Needs
@@ -107,6 +107,22 @@ class Client:
         logits = self.network.forward(self.weights, self.statistics, torch.cat(images))
         return logits.split([len(group) for group in images])
 
+    def features(self, *images: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """`model` with features: for each group its logits, and what the network's last linear layer made them of."""
+        self._weights = self.network.weights(self.theta)
+        sizes = [len(group) for group in images]
+        logits, features = self.network.features(self.weights, self.statistics, torch.cat(images))
+        return tuple(zip(logits.split(sizes), features.split(sizes), strict=True))
+
+    @property
+    def classifier(self) -> Tensor:
+        """The rows [classes, features] of the network's last linear layer, as the last pass used them."""
+        return self.network.rows(self.weights.named).to(self.network.master)
+
+    def head(self, name: str, *inputs: Tensor) -> Tensor:
+        """The output of one of the method's `heads`, with the weights of the last pass."""
+        return self.network.head(name, self.weights, *inputs)
+
     def frozen(self, name: str, images: Tensor) -> Tensor:
         """Logits of a model that the server sent for this round: "global", or NAME of `NAME.theta`, `NAME.statistics`.
 
@@ -125,7 +141,7 @@ class Client:
 
     @property
     def weights(self) -> Weights:
-        """The leaves that the last call of `model` used, until θ descends."""
+        """The leaves that the last call of `model` or `features` used, until θ descends."""
         if self._weights is None:
             raise ConfigError(
                 f"method '{self.experiment.method}': client.descend or client.weights was used without a pass of "
@@ -188,6 +204,13 @@ class Method:
     def norm(self) -> str:
         """Normalisation layers of the network that this method trains: batch, group or none."""
         return self.experiment.norm
+
+    def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
+        """Further modules that are trained and sent with the network; a step calls them by `client.head`.
+
+        `features` is the length of what the network's last linear layer takes. What is exported has no heads.
+        """
+        return {}
 
     # --- on a client ---------------------------------------------------------------------------------
     def steps(self, labelled: int, unlabelled: int, unlabelled_batch: int) -> int:

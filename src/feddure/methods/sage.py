@@ -19,7 +19,7 @@ from torch import Tensor
 from feddure.data.batches import Batch, Needs
 from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record
-from feddure.methods.teacher import soft_cross_entropy
+from feddure.methods.teacher import either_is_sure, soft_cross_entropy
 
 
 class Options(base.Options):
@@ -59,5 +59,4 @@ class SAGE(Method):
         closeness = torch.exp(-(math.log(2) / self.options.half_life) * (sure_p - sure_q).abs())
         share = torch.where(sure_p >= self.options.threshold, closeness, torch.zeros_like(closeness)).unsqueeze(1)
         own, theirs = (F.one_hot(label, p.shape[1]).to(p.dtype) for label in (own, theirs))
-        counted = (sure_p >= self.options.threshold) | (sure_q >= self.options.threshold)
-        return share * own + (1 - share) * theirs, counted.to(p.dtype)
+        return share * own + (1 - share) * theirs, either_is_sure(p, q, self.options.threshold)

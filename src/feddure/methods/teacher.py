@@ -52,6 +52,11 @@ class WithTeacher(Method):
         return labelled, batch.made["teacher"], strong
 
 
+def either_is_sure(p: Tensor, q: Tensor, threshold: float) -> Tensor:
+    """1 for each image of which one of two models is sure."""
+    return ((p.amax(1) >= threshold) | (q.amax(1) >= threshold)).to(p.dtype)
+
+
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each sample with a distribution over classes."""
     return -(targets * logits.log_softmax(1)).sum(1)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from feddure.data.batches import Needs
 from feddure.errors import ConfigError
@@ -53,6 +54,24 @@ def check_state(state: Any, name: str, hook: str) -> State:
             "on which the server's optimiser acts; put them in under this name"
         )
     return state
+
+
+def has_heads(method: Method) -> bool:
+    """Whether the method declares heads."""
+    return getattr(method.heads, "__func__", None) is not Method.heads
+
+
+def check_heads(heads: Any, name: str) -> dict[str, Module]:
+    """A method's heads if the network can carry them."""
+    if not isinstance(heads, Mapping) or not all(isinstance(head, Module) for head in heads.values()):
+        raise ConfigError(f"method '{name}': heads returned {heads!r}, expected torch.nn.Modules by name")
+    for head_name, head in heads.items():
+        if "." in head_name or any(buffer.is_floating_point() for buffer in head.buffers()):
+            raise ConfigError(
+                f"method '{name}': head '{head_name}' has statistics of its own or a dot in its name, and only "
+                "parameters travel with the model; use group norm or layer norm in place of batch norm"
+            )
+    return dict(heads)
 
 
 def check_records(records: Any, name: str) -> State:

@@ -2,13 +2,16 @@
 
 Three ways to run it: `forward` (batch statistics, and the running ones are updated in place), `probe` (the
 statistics of this batch alone, nothing is touched) and `evaluate` (running statistics). `tangent` is the
-directional derivative of `probe`. All of them take the weights as arguments, so that one compiled program serves
-every client.
+directional derivative of `probe`; `features` is `forward` with what the last linear layer, the classifier, was given.
+All of them take the weights as arguments, so that one compiled program serves every client.
+
+A method's heads are further modules beside the network: their parameters lie in the same flat vector, in full
+precision, and stay out of `state_dict`, so that what is exported is the bare network.
 """
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,6 +26,9 @@ from feddure.nn.networks import NORMS
 
 PIECE = 512
 """Images that `evaluate_many` passes at a time."""
+
+HEAD = "head:"
+"""What parameters of heads begin with; no module's own can, since theirs are attributes."""
 
 Named = dict[str, Tensor]
 T = TypeVar("T")
@@ -39,32 +45,49 @@ class Weights:
             trained[entry.name] = inside.detach().requires_grad_()
         self.leaves = list(trained.values())
         self.trained = trained
-        self.named: Named = {**trained, **frozen}
+        self.named: Named = {}  # of the network
+        self.heads: Named = {}
+        for name, tensor in {**trained, **frozen}.items():
+            (self.heads if name.startswith(HEAD) else self.named)[name] = tensor
 
 
 class Network:
     """A module with its parameters and statistics taken out."""
 
-    def __init__(self, module: nn.Module, device: torch.device, precision: str, compiled: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        precision: str,
+        compiled: bool = False,
+        classifier: str = "",
+        heads: Mapping[str, nn.Module] | None = None,
+    ):
+        """`classifier` is the path of the linear layer that makes the logits, where there is one."""
         self.master = torch.float64 if precision == "fp64" else torch.float32
         self.compute = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
         self.device = device
-        named = dict(module.named_parameters())
+        named = _with_heads(module, heads)
         if not any(p.requires_grad for p in named.values()):
             raise ConfigError("the network has no parameter that can be trained")
         frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
         # Batch norm mixes precisions: activations in the network's arithmetic, scale and shift in full.
-        self.parameters = Layout(named, _parameters_of(nn.modules.batchnorm._BatchNorm, module), frozen)
+        precise = _parameters_of(nn.modules.batchnorm._BatchNorm, module) | {n for n in named if n.startswith(HEAD)}
+        self.parameters = Layout(named, precise, frozen)
         self.statistics = Layout({n: b for n, b in module.named_buffers() if b.is_floating_point()})
         self._normalisation = _parameters_of(NORMS, module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
         self._training = skeleton.train()
+        self._featuring: nn.Module | None = None  # in training, with a classifier that returns what it was given too
         self._evaluating = copy.deepcopy(skeleton).eval()
+        self.classifier = classifier
+        self._heads = {name: copy.deepcopy(head).to(device) for name, head in (heads or {}).items()}
         self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
         self._explicit = tangent.supports(self._probing)
         self._forward_mode = True  # until a layer turns out to have none
         self._forward: Callable[..., Tensor]
+        self._features: Callable[..., tuple[Tensor, Tensor]]
         self._probe: Callable[..., Tensor]
         self._tangent: Callable[..., tuple[Tensor, Tensor]]
         self._evaluate: Callable[..., Tensor]
@@ -77,6 +100,7 @@ class Network:
         torch._functorch.config.donated_buffer = False  # C-reg's pass goes back twice
         self.compiled = True
         self._forward = torch.compile(self._run_training, dynamic=False)
+        self._features = torch.compile(self._run_featuring, dynamic=False)
         self._probe = torch.compile(self._run_probing, dynamic=False)
         self._evaluate = torch.compile(self._run_evaluating, dynamic=False)
         if self._explicit:
@@ -86,12 +110,12 @@ class Network:
         """Run the module as it is."""
         self.compiled = False
         self._forward, self._probe, self._tangent = self._run_training, self._run_probing, self._run_tangent
-        self._evaluate = self._run_evaluating
+        self._features, self._evaluate = self._run_featuring, self._run_evaluating
         self._fused: dict[Callable, Callable] = {}
 
-    def take(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """A module's parameters and statistics as flat vectors."""
-        named = {name: p.detach() for name, p in module.named_parameters()}
+    def take(self, module: nn.Module, heads: Mapping[str, nn.Module] | None = None) -> tuple[Tensor, Tensor]:
+        """A module's parameters, with those of its heads, and statistics as flat vectors."""
+        named = {name: p.detach() for name, p in _with_heads(module, heads).items()}
         return (
             self.parameters.flatten(named, self.master, self.device),
             self.statistics.flatten(dict(module.named_buffers()), self.master, self.device),
@@ -104,6 +128,10 @@ class Network:
         for entry in self.parameters.trained_entries:
             entry.view(found).fill_(entry.name not in self._normalisation)
         return found
+
+    def rows(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The classifier's rows [classes, features] among tensors by name."""
+        return named[f"{expect_classifier(self.classifier)}.weight"]
 
     # --- weights and gradients -----------------------------------------------------------------------
     def weights(self, flat: Tensor) -> Weights:
@@ -139,6 +167,22 @@ class Network:
         """Logits in training mode; running statistics in `statistics` move on in place."""
         return self._forward(weights.named, self.statistics.views(statistics), images)
 
+    def features(self, weights: Weights, statistics: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward`, and what the classifier was given."""
+        if self._featuring is None:  # few methods ask for it
+            self._featuring = copy.deepcopy(self._training)
+            self._featuring.get_submodule(expect_classifier(self.classifier)).__class__ = _Exposed
+        return self._features(weights.named, self.statistics.views(statistics), images)
+
+    def head(self, name: str, weights: Weights, *inputs: Tensor) -> Tensor:
+        """The output of a head."""
+        if name not in self._heads:
+            known = ", ".join(self._heads) or "none"
+            raise ConfigError(f"there is no head '{name}' (heads: {known}); name it in the method's `heads`")
+        prefix = f"{HEAD}{name}."
+        own = {key.removeprefix(prefix): value for key, value in weights.heads.items() if key.startswith(prefix)}
+        return functional_call(self._heads[name], own, inputs)
+
     def probe(self, weights: Weights, images: Tensor) -> Tensor:
         """Logits with the statistics of these images alone."""
         return self._probe(weights.named, images)
@@ -148,7 +192,8 @@ class Network:
 
         Both can be differentiated again with respect to the weights, unless gradients are off.
         """
-        return self._tangent(weights.named, dict(zip(weights.trained, direction, strict=True)), images)
+        along = {name: d for name, d in zip(weights.trained, direction, strict=True) if name in weights.named}
+        return self._tangent(weights.named, along, images)
 
     def evaluate(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
         """Logits with the running statistics."""
@@ -191,13 +236,22 @@ class Network:
         return statistics
 
     def state_dict(self, flat: Tensor, statistics: Tensor) -> Named:
-        """The module's own state, by name, contiguous."""
+        """The module's own state without heads, by name, contiguous."""
         named = {**self.parameters.views(flat), **self.statistics.views(statistics)}
-        return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
+        return {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in named.items()
+            if not name.startswith(HEAD)
+        }
 
     # --- details -------------------------------------------------------------------------------------
     def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
         return functional_call(self._training, {**named, **statistics}, (images,)).to(self.master)
+
+    def _run_featuring(self, named: Named, statistics: Named, images: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._featuring is not None
+        logits, features = functional_call(self._featuring, {**named, **statistics}, (images,))
+        return logits.to(self.master), features.to(self.master)
 
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
         return functional_call(self._probing, named, (images,)).to(self.master)
@@ -243,6 +297,32 @@ class Network:
         """The groups of trained tensors that are not empty."""
         cast, precise = self.parameters.groups
         return ["cast"] * (cast.stop > 0) + ["precise"] * (precise.stop > precise.start)
+
+
+def expect_classifier(path: str) -> str:
+    """The path of a network's classifier, if it has one."""
+    if not path:
+        raise ConfigError(
+            "the method asks for features or for the classifier's rows, but the network's logits are not what an "
+            "nn.Linear layer returns; end the network's forward with such a layer, or use another method"
+        )
+    return path
+
+
+class _Exposed(nn.Linear):
+    """A linear layer that returns its input too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x), x
+
+
+def _with_heads(module: nn.Module, heads: Mapping[str, nn.Module] | None) -> dict[str, nn.Parameter]:
+    """The parameters of a module and of its heads, by name."""
+    return dict(module.named_parameters()) | {
+        f"{HEAD}{name}.{inner}": parameter
+        for name, head in (heads or {}).items()
+        for inner, parameter in head.named_parameters()
+    }
 
 
 def _by_double_backward(function: Callable[[Named], Tensor], moving: Named, along: Named) -> tuple[Tensor, Tensor]:

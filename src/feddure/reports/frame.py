@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 from feddure import experiments, methods
-from feddure.config import Experiment
+from feddure.config import DIRICHLET, Experiment
 from feddure.data import recipes
 from feddure.data.sources import find_source
 from feddure.errors import RunError
@@ -263,7 +263,7 @@ def _place(e: Experiment) -> dict[str, Any]:
         "title": methods.title(e.method),
         "dataset": e.dataset,
         "setting": e.partition.setting,
-        "gamma": e.partition.gamma if "dir" in e.partition.setting else "",
+        "gamma": e.partition.gamma if e.partition.setting in DIRICHLET else "",
         "clients_per_round": e.clients_per_round,
         "seed": e.seed,
         "rounds": e.rounds,

@@ -3,6 +3,7 @@
 The file needs nothing beside itself, no network and no script; equal runs give equal files.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from feddure import experiments, methods
-from feddure.config import Experiment
+from feddure.config import DIRICHLET, Experiment
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, style
@@ -28,6 +29,7 @@ _SETTINGS = {
     "iid-dir": "Labelled images are spread evenly, unlabelled ones by a Dirichlet draw per class",
     "dir-dir": "Labelled and unlabelled images are spread by separate Dirichlet draws per class",
     "fedmatch": "Labelled images are spread evenly, unlabelled ones in FedMatch's class mixes",
+    "pairs": "Every two clients divide a random chunk of the images by a Dirichlet draw per class, as in SAGE",
     "sites": "Images stay with the sites that own them",
 }
 _COLUMNS = ("method", "partition.setting", "seed")  # of the table of runs, whether they differ or not
@@ -96,12 +98,15 @@ def _in_words(runs: Sequence[Run]) -> Iterator[str]:
         drawn = min(experiment.clients_per_round, clients)
         yield f"{drawn} of {clients} clients train in each of {experiment.rounds} rounds."
     if not {"partition.setting", "partition.gamma"} & set(apart):
-        gamma = f" (γ = {partition.gamma:g})" if partition.setting.endswith("-dir") else ""
+        gamma = f" (γ = {partition.gamma:g})" if partition.setting in DIRICHLET else ""
         yield f"{_SETTINGS[partition.setting]}{gamma}."
     counts = {frame.images_of(run.partition) for run in runs}
     if len(counts) == 1 and all(sum(pair) for pair in counts):
         labelled, unlabelled = counts.pop()
-        yield f"{labelled:,} images carry a label, {unlabelled:,} do not."
+        if partition.labelled_as_unlabelled:
+            yield f"{labelled:,} images carry a label, {unlabelled:,} count as unlabelled, labelled ones among them."
+        else:
+            yield f"{labelled:,} images carry a label, {unlabelled:,} do not."
     if "model" not in apart:
         yield f"Network: {display_name(experiment.model)}."
     if len(runs) == 1:
@@ -127,6 +132,11 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
             kind = "Updates of sites left out, see Sites" if participation(run) else "Updates left out, not finite"
             note(run, kind, f"{found.left_out:,} of {updates:,}")
+        suspects = Counter(int(client) for record in run.metrics for client in record.get("suspicious", {}))
+        names = dict(enumerate(run.federation.get("names", ())))
+        if suspects:
+            often = [f"{names.get(c, f'client {c}')} in {rounds} rounds" for c, rounds in suspects.most_common()]
+            note(run, "Updates that looked hostile", listed(often, 6))
     return [f"{kind}: {listed(found, 4, '; ')}." for kind, found in notes.items()]
 
 

@@ -12,6 +12,7 @@ from feddure.config import EngineOptions, Experiment
 from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning
+from feddure.methods.validation import has_heads
 from feddure.nn.network import Network
 from feddure.simulation import program as programs
 from feddure.simulation.lanes import Lanes, Result, Task
@@ -81,8 +82,9 @@ class Engine:
                     raise
 
     def _network(self, experiment: Experiment, dataset: Dataset) -> Network:
-        norm = methods.make(experiment).norm
-        key = json.dumps([experiment.model, norm, dataset.shape, len(dataset.classes)])
+        method = methods.make(experiment)
+        with_heads = programs.fields(experiment) if has_heads(method) else ""
+        key = json.dumps([experiment.model, method.norm, dataset.shape, len(dataset.classes), with_heads])
         if key not in self._networks:
             self._networks[key] = programs.make_network(
                 experiment, dataset, self.device, self.precision, bool(self.compiles)

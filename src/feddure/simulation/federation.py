@@ -15,6 +15,7 @@ from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Method
+from feddure.simulation import attacks
 from feddure.simulation.diagnostics import diagnose
 from feddure.simulation.engine import Engine
 from feddure.simulation.lanes import Result, Task
@@ -29,11 +30,12 @@ class Federation:
     """One experiment between rounds: its server, who owns which images, and the engine that trains clients."""
 
     def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine):
-        counts = [ImageCounts(len(x), len(u)) for x, u in zip(partition.labelled, partition.unlabelled, strict=True)]
-        static = experiment.batch_norm == "static"
-        self.server = Server(
-            experiment, dataset, counts, engine, partition.sha256, self._statistics_of if static else None
-        )
+        owned = zip(partition.labelled, partition.unlabelled, strict=True)
+        counts = [ImageCounts(len(x), len(u), int(np.isin(x, u).sum())) for x, u in owned]
+        self._hostile = attacks.attackers(experiment, partition.clients)
+        claimed = attacks.claimed_counts(experiment.attack, self._hostile, counts)
+        static = self._statistics_of if experiment.batch_norm == "static" else None
+        self.server = Server(experiment, dataset, counts, engine, partition.sha256, static, claimed)
         _expect_labels(self.server.method, dataset)
         self.partition = partition
         self.engine = engine
@@ -74,6 +76,11 @@ class Federation:
         plans = [self._plan(assignment) for assignment in assignments]
         batches = self.images.batches(plans, self.experiment.seed, self.round + 1) if plans else []
         class_counts = self.images.class_counts(plans)
+        for place, assignment in enumerate(assignments):
+            if assignment.client in self._hostile:
+                batches[place] = attacks.poison_labels(
+                    self.experiment.attack, batches[place], len(self.dataset.classes)
+                )
         return [
             Task(
                 self.server.program,
@@ -91,9 +98,7 @@ class Federation:
     def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
         """Aggregate a round's results; returns its record."""
         pairs = list(zip(tasks, results, strict=True))
-        record, left_out = self.server.finish_round(
-            [Answer(task.client, task.steps, task.received, result.upload) for task, result in pairs]
-        )
+        record, left_out = self.server.finish_round([self._answer(task, result) for task, result in pairs])
         if left_out:
             warnings.warn(
                 f"round {self.round}: the updates of clients {sorted(left_out)} are not finite and were left out",
@@ -109,6 +114,12 @@ class Federation:
         truths = [task.batches.truth.cpu().numpy() for task, _ in used]
         diagnostics = diagnose(records, truths, len(self.dataset.classes))
         return record | ({"diagnostics": diagnostics} if diagnostics else {})
+
+    def _answer(self, task: Task, result: Result) -> Answer:
+        upload = result.upload
+        if task.client in self._hostile:
+            upload = attacks.poison_upload(self.experiment.attack, task.received, upload, task.key)
+        return Answer(task.client, task.steps, task.received, upload)
 
     def _plan(self, assignment: Assignment) -> BatchPlan:
         owned = (part[assignment.client] for part in (self.partition.labelled, self.partition.unlabelled))

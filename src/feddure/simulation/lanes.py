@@ -172,7 +172,7 @@ class _StepGraph:
 
     def replay(self, batch: Batch) -> dict[str, Tensor]:
         pairs = zip(self._inputs.tensors(), batch.tensors(), strict=True)
-        filled = [(mine, given) for mine, given in pairs if len(mine)]
+        filled = [(mine, given) for mine, given in pairs if mine.numel()]
         torch._foreach_copy_([mine for mine, _ in filled], [given for _, given in filled])
         self._graph.replay()
         if self._record is None:

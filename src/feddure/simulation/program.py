@@ -7,25 +7,25 @@ code and captured graphs.
 import json
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import Module
 
-from feddure import methods, nn
+from feddure import methods, nn, rng
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, first_line
 from feddure.methods.base import Client, State
-from feddure.methods.validation import check_records
-from feddure.nn.network import Network
+from feddure.methods.validation import check_heads, check_records, has_heads
+from feddure.nn.network import Network, expect_classifier
 
 T = TypeVar("T")
 
 _NOT_IN_A_STEP = {
     "dataset", "seed", "rounds", "clients_per_round", "partition", "server", "evaluate_every", "checkpoint_every",
-    "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout", "engine",
+    "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout", "engine", "attack",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class Program:
 
     def cost(self, batch: Batch) -> float:
         """Relative cost of a step: the number of images in it."""
-        return float(sum(tensor.shape[1] for tensor in batch.tensors() if tensor.dim() == 5)) + 30.0
+        return float(sum(tensor.shape[1:-3].numel() for tensor in batch.tensors() if tensor.dim() >= 5)) + 30.0
 
     def step(self, client: Client, batch: Batch) -> State:
         """One local step of the method, which sees the views that it needs; what it recorded."""
@@ -87,15 +87,23 @@ class Program:
 def make_network(experiment: Experiment, dataset: Dataset, device, precision: str, compiled: bool) -> Network:
     """The experiment's network without its weights."""
     module = new_module(experiment, dataset)
-    _expect_logits(module, experiment.model, dataset)
-    return Network(module, device, precision, compiled)
+    classifier = _expect_logits(module, experiment.model, dataset)
+    return Network(module, device, precision, compiled, classifier, new_heads(experiment, module, classifier))
 
 
-def _expect_logits(module: Module, name: str, dataset: Dataset) -> None:
-    """Try two black images: what a network cannot do is better said now than from inside a round."""
+def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
+    """Try two black images: what a network cannot do is better said now than from inside a round.
+
+    Returns the path of the linear layer whose output the logits are, or nothing.
+    """
     if not isinstance(module, Module):
         raise ConfigError(f"model '{name}' made a {type(module).__name__}, expected a torch.nn.Module")
     (height, width, channels), classes = dataset.shape, len(dataset.classes)
+    made: dict[Module, torch.Tensor] = {}
+    linear: dict[Module, str] = {
+        layer: path for path, layer in module.named_modules() if type(layer) is torch.nn.Linear
+    }
+    hooks = [layer.register_forward_hook(lambda layer, _, output: made.update({layer: output})) for layer in linear]
     try:
         with torch.no_grad():
             dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
@@ -107,12 +115,27 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> None:
         ) from error
     finally:
         module.train()
+        for hook in hooks:
+            hook.remove()
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigError(f"model '{name}' gave {found} for two images, expected logits [2, {classes}]")
+    return next((linear[layer] for layer, output in made.items() if output is logits), "")
 
 
 def new_module(experiment: Experiment, dataset: Dataset):
     """The experiment's network, initialised by its seed."""
     norm = methods.make(experiment).norm
     return nn.make(experiment.model, dataset.shape[2], len(dataset.classes), norm, experiment.seed)
+
+
+def new_heads(experiment: Experiment, module: Module, classifier: str) -> dict[str, Module]:
+    """The heads of the experiment's method for a network with this classifier, initialised by its seed."""
+    method = methods.make(experiment)
+    if not has_heads(method):
+        return {}
+    layer: Any = module.get_submodule(expect_classifier(classifier))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(1 << 31, 1, experiment.seed, "heads")[0]))
+        heads = method.heads(layer.in_features, layer.out_features)
+    return check_heads(heads, experiment.method)

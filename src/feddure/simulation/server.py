@@ -6,7 +6,7 @@ model is Polyak's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from feddure.data.geometry import PADDING
 from feddure.errors import ConfigError, DataError
 from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
+from feddure.simulation import robust
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
-from feddure.simulation.program import new_module
+from feddure.simulation.program import new_heads, new_module
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ImageCounts:
 
     labelled: int
     unlabelled: int
+    both: int = 0  # how many are among the labelled and among the unlabelled ones
 
     @property
     def total(self) -> int:
@@ -64,7 +66,8 @@ class Server:
 
     `dataset` says how images look and what classes there are, and holds the test images, if any; its training images,
     if any, are not looked at. `data_identity` is a hash of what the clients train on or under. `statistics_of` gives a
-    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported.
+    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported. Weights go by what
+    clients `claimed` to have, where that is not the truth.
     """
 
     def __init__(
@@ -75,19 +78,23 @@ class Server:
         engine: Engine,
         data_identity: str,
         statistics_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+        claimed: Sequence[ImageCounts] | None = None,
     ):
         self.experiment = experiment
         self.dataset = dataset
         self.image_counts = list(image_counts)
+        self._claimed = claimed
         self.engine = engine
         self.data_identity = data_identity
         self._statistics_of = statistics_of
         _expect_squares(dataset)
         self.program = engine.program(experiment, dataset)
+        _expect_plain_uploads(experiment)
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
         self.round = 0
-        self.method.prepare(self.program.network, dataset.shape)
-        theta, statistics = self.program.network.take(new_module(experiment, dataset))
+        network, module = self.program.network, new_module(experiment, dataset)
+        self.method.prepare(network, dataset.shape)
+        theta, statistics = network.take(module, new_heads(experiment, module, network.classifier))
         state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
         self.state = check_state(state, experiment.method, "start")
         self.moments: dict[str, Tensor] = {}
@@ -103,21 +110,20 @@ class Server:
 
     # --- one round -----------------------------------------------------------------------------------
     def sample(self, round_number: int) -> list[int]:
-        """The clients of a round, in drawing order; clients without any image are never drawn."""
-        able = [client for client, counts in enumerate(self.image_counts) if counts.total]
+        """The clients of a round, in drawing order, of those that have something the method learns from.
+
+        The others would only return the model that they received.
+        """
+        able = [client for client in range(self.clients) if self._can_learn(client)]
         size = min(self.experiment.clients_per_round, len(able))
         return [able[i] for i in rng.sample(len(able), size, self.experiment.seed, "sample", round_number)]
 
     def assignments(self) -> list[Assignment]:
-        """The next round's work, in drawing order.
-
-        A client without anything that the method learns from would only return the model it received.
-        """
+        """The next round's work, in drawing order."""
         number = self.round + 1
         return [
             Assignment(client, number, self.experiment.seed, self._steps(client), self.unlabelled_batch)
             for client in self.sample(number)
-            if self._can_learn(client)
         ]
 
     def broadcast(self, assignment: Assignment) -> State:
@@ -133,6 +139,7 @@ class Server:
         problems = {answer.client: problem for answer in answers if (problem := answer.problem or _problem(answer))}
         communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
+        used, suspicious = self._defend(used)
         found = self._aggregate(used)
         if found is None:  # finite updates whose sum, say, is not: whoever does this alone is left out
             guilty = {answer.client for answer in used if self._aggregate([answer]) is None}
@@ -152,7 +159,7 @@ class Server:
             "left_out": sorted(problems),
             "communication": communication,
         }
-        return record, problems
+        return record | ({"suspicious": suspicious} if suspicious else {}), problems
 
     # --- the global model ----------------------------------------------------------------------------
     def due(self) -> bool:
@@ -185,7 +192,8 @@ class Server:
 
     def _steps(self, client: int) -> int:
         counts = self.image_counts[client]
-        steps = self.method.steps(counts.labelled, counts.unlabelled, self.unlabelled_batch)
+        unlabelled = counts.unlabelled - (counts.both if self.method.needs.every_label else 0)
+        steps = self.method.steps(counts.labelled, unlabelled, self.unlabelled_batch)
         if steps < 1:
             raise ConfigError(f"method '{self.experiment.method}': {steps} local steps, expected 1 or more")
         return steps
@@ -198,8 +206,11 @@ class Server:
         """The next state and moments from these answers; None where they would not be finite."""
         if not used:
             return self.state, self.moments
-        clients = [answer.client for answer in used]
-        made = self.method.aggregate(self.state, [a.upload for a in used], self.weights(clients), clients, self.round)
+        uploads, clients = [answer.upload for answer in used], [answer.client for answer in used]
+        weights = self.weights(clients)
+        if combined := robust.combine(self.experiment.server, uploads):
+            uploads, weights, clients = [combined], [1.0], clients[:1]
+        made = self.method.aggregate(self.state, uploads, weights, clients, self.round)
         state = check_state(made, self.experiment.method, "aggregate")
         before = self.state["theta"]
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
@@ -209,6 +220,20 @@ class Server:
     def weights(self, clients: Sequence[int]) -> list[float]:
         """How much each of these clients counts in the mean of their updates."""
         return capped([self._weight(client) for client in clients], self.experiment.server.weight_cap)
+
+    def _defend(self, answers: Sequence[Answer]) -> tuple[list[Answer], dict[str, str]]:
+        """The answers that are aggregated, no update longer than the bound; and which clients look hostile, and why."""
+        options, suspicious, answers = self.experiment.server, dict[int, str](), list(answers)
+        if options.norm_bound is not None and answers:
+            received, uploads = [answer.received for answer in answers], [answer.upload for answer in answers]
+            bounded, excess = robust.bound_norms(received, uploads, options.norm_bound)
+            answers = [replace(answer, upload=upload) for answer, upload in zip(answers, bounded, strict=True)]
+            for place, times in excess.items():
+                suspicious[answers[place].client] = f"its update was {times:.3g} times as long as the round's median"
+        kept = robust.select(options, [answer.upload for answer in answers]) if answers else []
+        for place in set(range(len(answers))) - set(kept) if options.robust == "multi-krum" else ():
+            suspicious.setdefault(answers[place].client, "its update is far from the others")
+        return [answers[place] for place in kept], {str(client): why for client, why in sorted(suspicious.items())}
 
     def _communication(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Bytes that a round's clients received and sent: four a value, and less where a method can do with less."""
@@ -223,7 +248,7 @@ class Server:
         return found
 
     def _weight(self, client: int) -> float:
-        counts = self.image_counts[client]
+        counts = (self._claimed or self.image_counts)[client]
         if self.experiment.server.weight == "uniform":
             return 1.0
         if self.experiment.server.weight == "labelled":
@@ -297,6 +322,15 @@ def corrected_decay(decay: float, round_number: int) -> float:
 def average(decay: float, averaged: Tensor, current: Tensor) -> Tensor:
     """Exponential average of the global model over rounds."""
     return decay * averaged + (1 - decay) * current
+
+
+def _expect_plain_uploads(experiment: Experiment) -> None:
+    found = methods.METHODS.get(experiment.method)
+    if experiment.server.robust in ("median", "trimmed-mean") and found is not None and found.relays_uploads:
+        raise ConfigError(
+            f"server.robust: {experiment.server.robust} was given, but method '{experiment.method}' hands one client's "
+            "parameters to others; use krum, multi-krum or server.norm_bound"
+        )
 
 
 def _expect_squares(dataset: Dataset) -> None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from feddure import experiments
+from feddure.config import DIRICHLET
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import figures, frame, names, style
@@ -234,7 +235,7 @@ def _differs(group: Sequence[Point], key: str) -> bool:
 def _problem(point: Point) -> Changes:
     """What a combination's data are; without Dirichlet, gamma means nothing."""
     fields = _fields(point)
-    return fields if "dir" in fields["partition.setting"] else fields | {"partition.gamma": None}
+    return fields if fields["partition.setting"] in DIRICHLET else fields | {"partition.gamma": None}
 
 
 def _fields(point: Point) -> Changes:

@@ -47,10 +47,15 @@ def answer(reply):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml", "fedtutor", "sage"]
+    "method",
+    [
+        *("fedavg", "fedavg-fixmatch", "feddure", "fedmatch", "avg-f-reg", "baseline+maml"),
+        *("fedtutor", "sage", "proxyfl"),
+    ],
 )
 def test_a_site_trains_as_the_simulators_client_does(root, method):
-    federation = federated.simulator(root, federated.experiment({"method": method, "clients_per_round": 3}))
+    changes = {"method": method, "clients_per_round": 3, "proxyfl.threshold": 0.35}
+    federation = federated.simulator(root, federated.experiment(changes))
     nodes = federated.grid(root)
     tasks = federation.tasks()
     for task, result in zip(tasks, federation.engine.run(tasks), strict=True):

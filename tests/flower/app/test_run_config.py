@@ -69,6 +69,7 @@ def test_a_preset_and_settings():
         ({"settings": "rounds"}, "expected key=value"),
         ({"settings": "nothing.here=1"}, "unknown field"),
         ({"description": "name: x"}, "run-config description: field 'classes' is missing"),
+        ({"settings": "partition.labelled_as_unlabelled=true method=fedavg-sl"}, "labelled_as_unlabelled.* to false"),
     ],
 )
 def test_mistakes_are_named(given, expected):

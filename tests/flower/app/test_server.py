@@ -96,6 +96,14 @@ def test_fedmatch_with_its_helpers(root, capsys):
     tiny.assert_equal(server.state, simulated(root, "fedmatch", settings).state)
 
 
+def test_proxyfl_with_its_heads_and_class_counts(root):
+    settings = ALL + " proxyfl.threshold=0.35 proxyfl.tuning_epochs=8 server.ema=0.5"
+    server = federated.federate(root, method="proxyfl", settings=settings)
+    tiny.assert_equal(server.state, simulated(root, "proxyfl", settings).state)
+    assert "loss_proxy" in written(root)[-1]["train"]
+    assert read_network(root / "run", "averaged")[1].state_dict().keys() >= server.model_state().keys()
+
+
 def test_server_optimiser_average_and_automatic_batches(root):
     settings = AUTO + " server.optimizer=adam server.learning_rate=0.01 server.ema=0.5 server.weight=labelled"
     server = federated.federate(root, settings=settings)

@@ -9,7 +9,7 @@ What leaves a site, and nothing else: its name and its numbers of labelled, unla
 each round the method's upload, the seconds and the process that the work took, and means over all images and steps of
 the round (losses, the weight of pseudo labels, accuracy on the site's own test images); or, in place of all this, the
 text of a problem, which names no folder and no file of the site. Nothing is told of a single image or step, or of a
-single class.
+single class, but for the class counts in ProxyFL's upload.
 """
 
 import re
@@ -29,7 +29,7 @@ from feddure.simulation.server import Assignment
 
 PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
 QUERY, TRAIN = "query", "train"
-MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "weight", "d", "reach"})
+MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "loss_proxy", "weight", "d", "reach"})
 """Means over a round's steps that the package's own methods report."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 

@@ -44,6 +44,8 @@ KEYS: dict[str, tuple[Any, str]] = {
 """Every key with its default and meaning."""
 WEIGHT_CAP = 3.0
 """Real sites say themselves how many images they have: none weighs more than so many times the median."""
+NORM_BOUND = 3.0
+"""Longest update of a real site, in medians of the round, where the settings say nothing else."""
 
 _HEAD = f"""\
 # A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
@@ -95,6 +97,11 @@ def read(given: Mapping[str, Any]) -> RunOptions:
     experiment = _experiment(values, description, sets)
     if experiment.batch_norm == "static":
         raise ConfigError("batch_norm: static was given, but a server has no training images; use aggregate")
+    if experiment.partition.labelled_as_unlabelled and (description or methods.make(experiment).needs.every_label):
+        raise ConfigError(
+            "partition.labelled_as_unlabelled: true was given, but a federation knows it only in Flower's simulation, "
+            "and not where a method learns from all labels; set it to false"
+        )
     if not methods.exchanges(experiment.method):
         raise ConfigError(
             f"method '{experiment.method}' exchanges nothing, so a federation has nothing to do; use another"
@@ -146,6 +153,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
             "partition.setting": "sites",
             "partition.clients": len(description.sites),
             "server.weight_cap": WEIGHT_CAP,
+            "server.norm_bound": NORM_BOUND,
         }
     return experiments.load(values["preset"] or None, None, changes, sets)
 

@@ -177,6 +177,8 @@ class Rounds:
         for client, problem in problems.items():
             log(f"round {server.round}: site '{sites.name(client)}' is left out: {problem}")
             self._left_out[client] = f"round {server.round}: {problem}"
+        for client, why in record.get("suspicious", {}).items():
+            log(f"round {server.round}: site '{sites.name(int(client))}' is suspicious: {why}")
         used = [answer for answer in answers if answer.client not in problems]
         self._note_capped([answer.client for answer in used])
         self._write_audit(answers, problems)

@@ -1,0 +1,194 @@
+"""ProxyFL: the classifier's rows as proxies of the classes (Chen & Wang, CVPR 2026, arXiv:2602.21078).
+
+A client learns with the received global model q (frozen) beside its own p (on T_w(u), in training):
+
+    L = CE(y, f(x)) + mean_i 1[max p_i ≥ τ or max q_i ≥ τ] CE(argmax q_i, f(T_s(u_i))) + L_c
+
+L_c works on z = normalised W_f h + b of the features h of x, T_w(u) and T_s(u), and on proxies w̃_c = normalised W_p ω_c
+of the classifier's rows ω. An image is of the classes S_i = {argmax q_i} where max q_i ≥ τ, else {c: q_i(c) > π_c}, and
+
+    z_i⁺ = z_i · w̃_{argmax q_i}   where max q_i ≥ τ,   else   z_i · Σ_{c ∈ S_i} q_i(c) w̃_c
+    L_c = mean over T_w(u), T_s(u) of −log (exp z_i⁺ / (exp z_i⁺ + Σ_j exp z_i · z_j))
+
+with j over all images that share no class with i and have z_i · z_j ≥ 1e-6. π, first uniform, is the server's average
+over rounds of the class counts that clients send. After averaging, the server tunes the rows Ω by gradient descent on
+all uploaded ones (ω_m^c, c): cross entropy of −(‖ω_m^c − Ω_k‖ + m 1[k = c]), m = max_c min_{k≠c} ‖Ω̄_c − Ω̄_k‖.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from feddure.data.batches import Batch, Needs, cycle
+from feddure.methods import base
+from feddure.methods.base import Client, Method, State, cross_entropy, mean, record, weighted_mean
+from feddure.methods.teacher import either_is_sure
+from feddure.nn.network import Network
+
+BATCH = 4
+"""Rows in a step of the server's tuning."""
+LEAST = 1e-6
+"""The least similarity of two images that are pushed apart."""
+
+
+class Options(base.Options):
+    """ProxyFL's constants."""
+
+    threshold: float = Field(0.95, ge=0, le=1, description="Least confidence τ of a model that is sure.")
+    momentum: float = Field(0.99, ge=0, le=1, description="Of the average π of class counts over rounds.")
+    local_epochs: int = Field(5, ge=1, description="Parts of a client's steps; classes are counted in the last one.")
+    tuning_rate: float = Field(0.005, ge=0, description="Learning rate of the server's tuning of the rows.")
+    tuning_epochs: int = Field(30_000, ge=0, description="Epochs of the tuning, spread evenly over all rounds.")
+    most_margin: float = Field(100.0, ge=0, description="Bound of the margin m.")
+
+
+class ProxyFL(Method):
+    """Images beside proxies of their likely classes, which the server tunes."""
+
+    name = "proxyfl"
+    title = "ProxyFL"
+    section = "proxyfl"
+    Options = Options
+    needs = Needs(weak=True, strong=True)
+    passes = 1.3
+    _network: Network
+    _tuner: "Tuner | None" = None
+
+    def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
+        return {"feature": nn.Linear(features, features), "proxy": nn.Linear(features, features, bias=False)}
+
+    # --- a client's round ----------------------------------------------------------------------------
+    def allocate(self, client: Client) -> None:
+        client.state |= {name: client.theta.new_zeros(client.classes) for name in ("prior", "counts")}
+
+    def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
+        client.state["prior"].copy_(received["prior"])
+
+    def before_steps(self, client: Client, batches: Batch) -> State:
+        """The global model's probabilities; and the classes of the last local epoch, labels and sure ones of q."""
+        views = {"labelled": batches.labelled, "unlabelled": batches.weak}
+        found = {name: client.frozen("global", images).softmax(-1) for name, images in views.items()}
+        last = max(1, len(batches.labels) // self.options.local_epochs)
+        labels, (confidence, pseudo) = batches.labels[-last:].flatten(), found["unlabelled"][-last:].max(-1)
+        sure = (confidence >= self.options.threshold).to(client.theta.dtype)
+        counts = client.state["counts"].zero_()
+        counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
+        counts.index_add_(0, pseudo.flatten(), sure.flatten())
+        return found
+
+    def step(self, client: Client, batch: Batch) -> State:
+        (on_x, of_x), (on_weak, of_weak), (on_strong, of_strong) = client.features(
+            batch.labelled, batch.weak, batch.strong
+        )
+        q = batch.made["unlabelled"]
+        counted = either_is_sure(on_weak.detach().softmax(1), q, self.options.threshold)
+        losses = cross_entropy(on_strong, q.argmax(1))
+        z = F.normalize(client.head("feature", torch.cat([of_weak, of_strong, of_x])))
+        proxies = F.normalize(client.head("proxy", client.classifier))
+        of_each = torch.cat([q, q, batch.made["labelled"]])
+        contrast = mean(self.contrast(z, proxies, of_each, client.state["prior"], 2 * len(q)))
+        supervised = mean(cross_entropy(on_x, batch.labels))
+        client.descend(supervised + mean(counted * losses) + contrast)
+        return record(supervised, losses, counted, q.argmax(1)) | {"loss_proxy": contrast.detach()}
+
+    def contrast(self, z: Tensor, proxies: Tensor, q: Tensor, prior: Tensor, own: int) -> Tensor:
+        """L_c of the first `own` images; all may be pushed away."""
+        confidence, label = q.max(1)
+        sure = (confidence >= self.options.threshold).unsqueeze(1)
+        best = F.one_hot(label, q.shape[1]).to(q.dtype)
+        classes = torch.where(sure, best, (q > prior).to(q.dtype))
+        positive = (z[:own] * (torch.where(sure, best, q * classes)[:own] @ proxies)).sum(1, keepdim=True)
+        similarity = z[:own] @ z.T
+        pushed = (classes[:own] @ classes.T == 0) & (similarity >= LEAST)
+        every = torch.cat([positive, similarity.masked_fill(~pushed, -torch.inf)], 1)
+        return every.logsumexp(1) - positive.squeeze(1)
+
+    def upload(self, client: Client) -> State:
+        return super().upload(client) | {"counts": client.state["counts"]}
+
+    # --- on the server -------------------------------------------------------------------------------
+    def prepare(self, network: Network, shape: tuple[int, int, int]) -> None:
+        self._network = network
+
+    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
+        uniform = torch.full_like(theta[:1], 1 / classes).expand(classes).clone()
+        return super().start(theta, statistics, classes, seed) | {"prior": uniform}
+
+    def broadcast(self, server: State, client: int, round_number: int) -> State:
+        return super().broadcast(server, client, round_number) | {"prior": server["prior"]}
+
+    def aggregate(
+        self,
+        server: State,
+        uploads: Sequence[State],
+        weights: Sequence[float],
+        clients: Sequence[int],
+        round_number: int,
+    ) -> State:
+        made = weighted_mean([{name: upload[name] for name in ("theta", "statistics")} for upload in uploads], weights)
+        counts = torch.stack([upload["counts"] for upload in uploads]).sum(0)
+        share = torch.where(counts.sum() > 0, counts / counts.sum().clamp_min(1), server["prior"])
+        prior = self.options.momentum * server["prior"] + (1 - self.options.momentum) * share
+        rows, *uploaded = (self._rows(tensors["theta"]) for tensors in (made, *uploads))
+        rows.copy_(self.tune(rows, torch.cat(uploaded), round_number))
+        return {**server, **made, "prior": prior}
+
+    def tune(self, rows: Tensor, uploaded: Tensor, round_number: int) -> Tensor:
+        """The rows Ω after a round's share of the tuning; their order is a function of seed and round."""
+        epochs = max(1, round(self.options.tuning_epochs / self.experiment.rounds)) if self.options.tuning_epochs else 0
+        key = (self.experiment.seed, "proxyfl", round_number)
+        orders = torch.from_numpy(cycle(np.arange(len(uploaded)), epochs * len(uploaded), *key)).to(rows.device)
+        if self._tuner is None or self._tuner.uploaded.shape != uploaded.shape:
+            self._tuner = Tuner(rows, uploaded, self.options.tuning_rate)
+        apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        nearest = apart.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), torch.inf).amin(1)
+        return self._tuner(
+            rows, uploaded, nearest.max().clamp(max=self.options.most_margin), orders.view(epochs, len(uploaded))
+        )
+
+    def _rows(self, theta: Tensor) -> Tensor:
+        return self._network.rows(self._network.parameters.views(theta))
+
+
+class Tuner:
+    """Gradient descent on the rows: thousands of small steps, so that a CUDA graph holds an epoch of them."""
+
+    def __init__(self, rows: Tensor, uploaded: Tensor, rate: float, captures: bool = True):
+        self.rate = rate
+        self.uploaded = torch.empty_like(uploaded)
+        self.classes = torch.eye(len(rows), dtype=rows.dtype, device=rows.device).repeat(len(uploaded) // len(rows), 1)
+        self._rows, self._margin = torch.empty_like(rows), torch.empty_like(rows[0, 0])
+        self._order = torch.arange(len(uploaded), device=rows.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if captures and rows.is_cuda:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._epoch()
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=stream):
+                self._epoch()
+
+    def __call__(self, rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor) -> Tensor:
+        """The rows after an epoch in each of these orders."""
+        for mine, given in ((self._rows, rows), (self.uploaded, uploaded), (self._margin, margin)):
+            mine.copy_(given)
+        for order in orders:
+            self._order.copy_(order)
+            self._graph.replay() if self._graph is not None else self._epoch()
+        return self._rows.clone()
+
+    def _epoch(self) -> None:
+        """One epoch; the gradient of cross entropy, written out, is (p − 1[k = c]) (ω − Ω_k) / ‖ω − Ω_k‖."""
+        uploaded, classes = self.uploaded[self._order], self.classes[self._order]
+        for omega, target in zip(uploaded.split(BATCH), classes.split(BATCH), strict=True):
+            apart = omega.unsqueeze(1) - self._rows
+            distance = torch.linalg.vector_norm(apart, dim=2)
+            p = (-(distance + self._margin * target)).softmax(1)
+            pull = (p - target) / distance.clamp_min(1e-30) / len(omega)  # where it is 0, so is what it pulls along
+            self._rows.sub_(self.rate * (pull.unsqueeze(2) * apart).sum(0))

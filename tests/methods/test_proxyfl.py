@@ -1,0 +1,158 @@
+"""ProxyFL on the engine against its textbook twin, in float64: clients, the average of class counts, the tuned rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tiny
+from feddure import experiments
+from feddure.data.batches import cycle
+from feddure.methods.proxyfl import Tuner
+from oracle import proxyfl_twin
+from oracle.pairing import assert_same, experiment_of, federation_of, module_of, records_of, settings_of, twin_round
+
+ROUNDS = 2
+
+
+def federation(**changes):
+    usual = {"threshold": 0.4, "local_epochs": 2, "tuning_epochs": 10, "momentum": 0.6}
+    options = {f"proxyfl__{name}": value for name, value in (usual | changes.pop("proxyfl", {})).items()}
+    return federation_of(experiment_of("proxyfl", clients_per_round=2, rounds=ROUNDS, **options, **changes))
+
+
+def model_of(made, theta, statistics):
+    """An ordinary module with these parameters, the heads' too."""
+    network, values = module_of(made, theta, statistics), made.server.program.network.parameters.views(theta)
+    features = network[-1].in_features
+    feature, proxy = nn.Linear(features, features).double(), nn.Linear(features, features, bias=False).double()
+    with torch.no_grad():
+        feature.weight.copy_(values["head:feature.weight"])
+        feature.bias.copy_(values["head:feature.bias"])
+        proxy.weight.copy_(values["head:proxy.weight"])
+    return proxyfl_twin.Model(network, feature, proxy)
+
+
+def flat_of(made, model):
+    return made.server.program.network.take(model.network, {"feature": model.feature, "proxy": model.proxy})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm": "group"}, {"proxyfl": {"most_margin": 0.01}}, {"proxyfl": {"threshold": 0.9, "local_epochs": 3}}],
+    ids=str,
+)
+def test_two_rounds_equal_the_twins(changes):
+    made = federation(**changes)
+    told = experiments.options(made.experiment, "proxyfl")
+    settings = replace(settings_of(made.experiment, 0.0), threshold=told.threshold)
+    theta, statistics = made.server.state["theta"], made.server.state["statistics"]
+    prior = torch.full((4,), 0.25, dtype=torch.float64)
+    for number in range(1, ROUNDS + 1):
+        tasks = made.tasks()
+        results = made.engine.run(tasks)
+        sent, counts = [], []
+        for task, result in zip(tasks, results, strict=True):
+            twin = proxyfl_twin.ProxyFL(model_of(made, theta, statistics), settings, prior)
+            assert_same(result.records, records_of(twin_round(twin, task)))
+            sent.append(flat_of(made, twin.theta))
+            last = max(1, task.steps // told.local_epochs)
+            counts.append(twin.count_classes(list(zip(task.batches.labels, task.batches.weak, strict=True))[-last:]))
+            expected = {"theta": sent[-1][0], "statistics": sent[-1][1], "counts": counts[-1]}
+            assert set(result.upload) == set(expected)
+            assert_same(result.upload, expected)
+        sizes = [made.server.image_counts[task.client].total for task in tasks]
+        theta, statistics = (
+            sum(size * part for size, part in zip(sizes, parts, strict=True)) / sum(sizes)
+            for parts in zip(*sent, strict=True)
+        )
+        prior = told.momentum * prior + (1 - told.momentum) * sum(counts) / sum(counts).sum()
+        rows, *uploaded = (rows_of(made, flat) for flat in (theta, *(one for one, _ in sent)))
+        before = rows.clone()
+        epochs = told.tuning_epochs // ROUNDS
+        order = cycle(np.arange(8), 8 * epochs, made.experiment.seed, "proxyfl", number).reshape(epochs, 8)
+        rows.copy_(proxyfl_twin.tune(rows, uploaded, order.tolist(), told.tuning_rate, told.most_margin))
+        assert (rows - before).abs().max() > 1e-4
+        made.finish_round(tasks, results)
+        assert_same(made.server.state, {"theta": theta, "statistics": statistics, "prior": prior})
+
+
+def test_images_that_point_away_from_each_other_are_not_pushed():
+    """In a young network all similarities are positive; here half are not."""
+    made, generator = federation(), torch.Generator().manual_seed(1)
+    z, proxies = (F.normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64)) for n in (20, 4))
+    q = (2 * torch.randn(20, 4, generator=generator, dtype=torch.float64)).softmax(1)
+    prior = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    settings = replace(settings_of(made.experiment, 0.0), threshold=0.6)
+    model = model_of(made, made.server.state["theta"], made.server.state["statistics"])
+    expected = proxyfl_twin.ProxyFL(model, settings, prior).contrast(z, proxies, q)
+    found = federation(proxyfl={"threshold": 0.6}).server.method.contrast(z, proxies, q, prior, 12)
+    assert 0 < (q.amax(1) > 0.6).sum() < 20
+    torch.testing.assert_close(found, torch.stack(expected[:12]), rtol=1e-12, atol=1e-12)
+
+
+def rows_of(made, flat):
+    network = made.server.program.network
+    return network.rows(network.parameters.views(flat))
+
+
+def test_clients_without_labelled_or_without_unlabelled_images():
+    made = federation(norm="group")
+    made.server.experiment = made.server.experiment.model_copy(update={"clients_per_round": 4})
+    empty, part = np.empty(0, dtype=np.int64), made.partition
+    made.partition = replace(
+        part, labelled=(empty, *part.labelled[1:]), unlabelled=(part.unlabelled[0], empty, *part.unlabelled[2:])
+    )
+    tasks = made.tasks()
+    assert len(tasks) == 4
+    results = made.engine.run(tasks)
+    assert not any(result.upload["theta"].isnan().any() for result in results)
+    made.finish_round(tasks, results)
+    assert made.server.state["prior"].sum().item() == pytest.approx(1)
+
+
+def test_one_client_alone_and_no_tuning():
+    """One client's rows are the mean's: distances of 0, whose gradient is 0."""
+    untuned = federation(proxyfl={"tuning_epochs": 0}).server.method
+    rows = torch.randn(4, 6, dtype=torch.float64)
+    assert torch.equal(untuned.tune(rows, rows.repeat(2, 1), 1), rows)
+    alone = federation()
+    (task, *_) = alone.tasks()
+    alone.finish_round([task], alone.engine.run([task]))
+    assert alone.server.state["theta"].isfinite().all()
+
+
+def test_the_order_of_rows_is_a_function_of_seed_and_round():
+    rows, uploaded = torch.randn(4, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+    one, again = (federation().server.method.tune(rows, uploaded, 1) for _ in range(2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, federation().server.method.tune(rows, uploaded, 2))
+    assert not torch.equal(one, federation(seed=5).server.method.tune(rows, uploaded, 1))
+
+
+@pytest.mark.gpu
+def test_the_captured_tuning_equals_the_plain_one():
+    generator = torch.Generator("cuda").manual_seed(0)
+    for _ in range(2):  # a graph that is used again
+        rows, uploaded = (torch.randn(n, 256, device="cuda", generator=generator) for n in (10, 50))
+        orders = torch.stack([torch.randperm(50, device="cuda", generator=generator) for _ in range(20)])
+        margin = torch.tensor(0.7, device="cuda")
+        plain, captured = (Tuner(rows, uploaded, 0.05, captures) for captures in (False, True))
+        for _ in range(2):
+            found, expected = (tuner(rows, uploaded, margin, orders) for tuner in (captured, plain))
+            torch.testing.assert_close(found, expected)
+            assert (found - rows).abs().max() > 1e-3
+
+
+@pytest.mark.gpu
+def test_a_gpu_agrees_with_the_cpu(images):
+    changes = {"method": "proxyfl", "proxyfl.threshold": 0.35, "proxyfl.tuning_epochs": 20, "engine.precision": "fp32"}
+    changes["optimizer.epsilon"] = 1e-2
+    states = [
+        tiny.finished(tiny.experiment(changes | {"engine.device": device}), images).server.state
+        for device in ("cpu", "cuda")
+    ]
+    tiny.assert_near(states[1], states[0], 1e-3)
