@@ -181,7 +181,7 @@ class Rounds:
             log(f"round {server.round}: site '{sites.name(int(client))}' is suspicious: {why}")
         used = [answer for answer in answers if answer.client not in problems]
         self._note_capped([answer.client for answer in used])
-        self._write_audit(answers, problems)
+        self._write_audit(answers, problems, record.get("suspicious", {}))
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
         means = [(answer.steps, reports[answer.client]) for answer in used]
@@ -201,13 +201,16 @@ class Rounds:
         log(_summary(record, seconds, server.experiment.rounds))
         self._expect_updates(len(used), problems)
 
-    def _write_audit(self, answers: Sequence[Answer], problems: Mapping[int, str]) -> None:
+    def _write_audit(
+        self, answers: Sequence[Answer], problems: Mapping[int, str], suspicious: Mapping[str, str]
+    ) -> None:
         used = [answer.client for answer in answers if answer.client not in problems]
         weights = dict(zip(used, self._server.weights(used), strict=True))
         sites = [
             {
                 "site": self._sites.name(answer.client),
                 **({"not_used": why} if (why := problems.get(answer.client)) else {"weight": weights[answer.client]}),
+                **({"suspicious": why} if (why := suspicious.get(str(answer.client))) else {}),
                 **self._exchanged.get(answer.client, {}),
             }
             for answer in answers

@@ -183,7 +183,7 @@ only that one.
 needs the new file: make a new folder with `feddure federate init` and hand out new bundles. Sites come and go with
 `feddure federate sites add|rotate|revoke . NAME`, while the server runs.
 
-All of it is explained in docs/federation.md of feddure.
+All of it is explained in docs/federation.md and docs/security.md of feddure.
 """
 
 
