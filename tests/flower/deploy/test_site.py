@@ -232,7 +232,7 @@ def test_a_site_whose_superexec_ends_starts_anew_with_both(north):
 
 
 def test_a_site_that_crashes_after_hours_comes_back(north, monkeypatch):
-    def live(self, meanwhile):
+    def live(self, *meanwhile):
         north.sleep(10_000 if len(north.supernodes) == 1 else 1)
         return north.supernodes[-1]
 
