@@ -15,7 +15,6 @@ from PIL import Image
 import tiny
 from feddure import data, experiments
 from feddure.config import Experiment
-from feddure.data import partition as partitions
 from feddure.flower.app import client as client_app
 from feddure.flower.app import run_config
 from feddure.flower.app import server as server_app
@@ -61,7 +60,7 @@ def simulator(root: Path, wanted: Experiment) -> Federation:
     assert images.sites == tuple(sorted(SITES))
     assert images.classes == CLASSES
     images = dataclasses.replace(images, mean=DESCRIPTION.mean, std=DESCRIPTION.std)
-    return tiny.federation(wanted, images, owned=partitions.make(images, wanted.partition, wanted.partition_seed))
+    return tiny.federation(wanted, images)
 
 
 def experiment(changes: dict[str, Any] | None = None, settings: str = SETTINGS) -> Experiment:

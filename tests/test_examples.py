@@ -1,11 +1,17 @@
 """Every example runs from its file, in an empty folder, and says how it went."""
 
+import dataclasses
+import importlib
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import feddure
+import tiny
 from feddure import experiments
 from feddure.studies import sweep
 from feddure.studies.grid.store import Store
@@ -32,10 +38,14 @@ def test_all_examples_are_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
         "attacks.yaml",
         "few-labels.yaml",
+        "scarce-labels.yaml",
         "regulators.yaml",
         "regulators-cifar10.yaml",
         "regulators-slim.yaml",
         "tutor.yaml",
+        "controls.py",
+        "controls.yaml",
+        "optimisers.yaml",
     }
 
 
@@ -89,3 +99,73 @@ def test_the_control_has_no_regulator(name):
         for cell in point.cells
     }
     assert control == ("fedavg-fixmatch", 0.0, 0.5)
+
+
+# --- controls ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def controls(monkeypatch):
+    """The module as the sweep finds it: beside its file."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("controls")
+
+
+def test_true_labels_are_the_loss_of_a_tutor_that_knows_them(controls, images, monkeypatch):
+    wanted = {"rounds": 2, "server.ema": 0.9}
+    knowing = tiny.finished(tiny.experiment(wanted, method="controls:TrueLabels"), images)
+
+    def all_knowing(self, client, batches):
+        return {"unlabelled": torch.eye(client.classes, dtype=client.theta.dtype)[batches.truth]}
+
+    monkeypatch.setattr("feddure.methods.fedtutor.FedTutor.before_steps", all_knowing)
+    tutored = tiny.finished(tiny.experiment(wanted, method="fedtutor"), images)
+    tiny.assert_equal(knowing.server.state, tutored.server.state)
+
+
+def test_strong_labels_differ_in_the_view_alone(controls, images):
+    weak, strong = (
+        tiny.federation(tiny.experiment(method=method, rounds=1), images).tasks()[0].batches
+        for method in ("fedavg-matched", "controls:StrongLabels")
+    )
+    assert torch.equal(weak.labels, strong.labels)
+    assert not torch.equal(weak.labelled, strong.labelled)
+
+
+@pytest.fixture
+def small_sources(controls, monkeypatch):
+    """A CIFAR-10 of 400 images and a Fashion-MNIST of smaller grey ones; 10 labels of each of the 4 classes."""
+    made = {"cifar10": tiny.dataset(size=400, channels=3), "fashion-mnist": tiny.dataset(size=600, side=8)}
+    monkeypatch.setattr(feddure, "load_dataset", made.__getitem__, raising=False)
+    monkeypatch.setattr(controls, "LABELLED", 10)
+    return made["cifar10"]
+
+
+def test_noisy_labels_are_wrong_on_a_fifth_of_the_labelled_images(controls, small_sources):
+    noisy = controls.noisy_labels()
+    assert noisy.labelled.sum() == 40
+    wrong = noisy.labels != small_sources.labels
+    assert wrong.sum() == 8
+    assert noisy.labelled[wrong].all()
+    assert np.array_equal(noisy.test_labels, small_sources.test_labels)
+
+
+def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
+    other = controls.fashion_unlabelled()
+    assert other.images.shape == small_sources.images.shape
+    assert not other.images[~other.labelled][:, :2].any()  # padded
+    options = tiny.experiment({"partition.labels_per_class": None}).partition
+    first = np.isin(np.arange(400), controls._first_of_each_class(small_sources, 10))
+    own = dataclasses.replace(small_sources, labelled=first)
+    counts = [tiny.partitions.make(data, options, 3).counts(data.labels, 4) for data in (other, own)]
+    assert np.array_equal(counts[0][1], counts[1][1])
+    assert counts[0][1].sum() == 360
+
+
+@pytest.mark.parametrize(("name", "points"), [("controls", 38), ("optimisers", 42)])
+def test_the_sweeps_of_controls_can_be_read(name, points, request):
+    if name == "controls":
+        request.getfixturevalue("controls")
+    found = sweep.read(EXAMPLES / f"{name}.yaml")
+    assert len(found.points) == points
+    assert all(point.about for point in found.points) == (name == "controls")

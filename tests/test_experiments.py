@@ -26,6 +26,7 @@ DEFAULTS = {
     "proximal": "",
     "evaluate_every": "5",
     "checkpoint_every": "10",
+    "probe_every": "0",
     "partition.setting": "dir-dir",
     "partition.clients": "100",
     "partition.gamma": "0.5",
@@ -249,7 +250,7 @@ def same(*sets, preset="demo"):
 
 
 def test_the_fingerprint_knows_what_changes_results():
-    assert same("engine.lanes=3", "engine.device=cpu", "engine.compile=false", "checkpoint_every=1")
+    assert same("engine.lanes=3", "engine.device=cpu", "engine.compile=false", "checkpoint_every=1", "probe_every=1")
     for change in ("seed=1", "rounds=41", "partition.gamma=0.4", "engine.precision=fp64", "options.x=1"):
         assert not same(change)
     for name in ("labelled_clients=0.5", "unlabelled_fraction=0.5", "labelled_as_unlabelled=true"):

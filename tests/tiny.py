@@ -64,7 +64,7 @@ def experiment(changes: Mapping[str, Any] | None = None, **fields: Any) -> Exper
 
 def partition(wanted: Experiment, images: Dataset) -> Partition:
     """The partition that the experiment describes."""
-    return partitions.make(images, wanted.partition, wanted.partition_seed)
+    return partitions.make(images, wanted.partition, wanted.partition_seed, wanted.validation)
 
 
 def federation(

@@ -163,7 +163,19 @@ class Experiment(_Section):
         None, ge=0, description="FedProx's μ for any method; empty means the method's own (0.01 for fedprox-*)."
     )
     evaluate_every: int = Field(5, ge=1, description="Rounds between two evaluations on the whole test set.")
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the labelled images that nobody trains on: each evaluation tests on them too.",
+    )
     checkpoint_every: int = Field(10, ge=1, description="Rounds between two checkpoints.")
+    probe_every: int = Field(
+        0,
+        ge=0,
+        description="Rounds between two looks at a simulation's clients before aggregation: whose labels are right, "
+        "and how far clients drift; 0 is never.",
+    )
     partition: PartitionOptions = PartitionOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
     server: ServerOptions = ServerOptions()

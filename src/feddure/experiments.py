@@ -29,7 +29,7 @@ SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
 or meaning does not show in them and needs the next number."""
 
-_NOT_IN_RESULTS = {"engine": {"lanes", "compile", "device"}, "checkpoint_every": True}
+_NOT_IN_RESULTS = {"engine": {"lanes", "compile", "device"}, "checkpoint_every": True, "probe_every": True}
 
 # What other programs call some fields; for hints only.
 _OTHER_NAMES = {

@@ -226,6 +226,65 @@ def test_fewer_labels_on_sites_stay_with_their_site():
     assert all((data.site[part] == number).all() for number, part in enumerate(partition.labelled))
 
 
+# --- validation ----------------------------------------------------------------------------------------
+@modest
+@given(st.lists(st.integers(-1, 5), max_size=120), st.floats(0.01, 0.99), st.integers(0, 99))
+def test_images_are_held_out_class_by_class(labels, share, seed):
+    labels = np.array(labels, dtype=np.int64)
+    held = recipes.hold_out(labels, share, seed)
+    assert (held == recipes.hold_out(labels, share, seed)).all()
+    assert (np.diff(held) > 0).all()
+    assert (labels[held] != UNKNOWN).all()
+    found, of = (np.bincount(part, minlength=6) for part in (labels[held], labels[labels != UNKNOWN]))
+    assert (found[of > 0] < of[of > 0]).all()
+    assert len(held) != 1
+    if len(held):
+        assert (abs(found - share * of) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_nobody_owns_the_images_set_aside_for_validation(tmp_path, setting):
+    data = marked(dataset(unknown=7), 30)
+    chosen = options(setting=setting, clients=6, labels_per_class=2)
+    partition = make(data, chosen, 5, 0.25)
+    held, owned = partition.validation, np.concatenate([*partition.labelled, *partition.unlabelled])
+    assert sorted([*owned, *held]) == list(range(len(data.labels)))
+    assert data.labelled[held].all()
+    assert np.bincount(data.labels[held]).sum() == 75
+    assert sum(map(len, partition.labelled)) == 120
+    assert make(data, chosen, 5, 0.25).sha256 == partition.sha256
+    assert (
+        len({make(data, chosen, seed, share).sha256 for seed, share in ((5, 0.25), (6, 0.25), (5, 0.2), (5, 0))}) == 4
+    )
+    partition.save(tmp_path / "partition.npz")
+    loaded = Partition.load(tmp_path / "partition.npz", data)
+    assert loaded.sha256 == partition.sha256
+    np.testing.assert_array_equal(loaded.validation, held)
+
+
+def test_without_validation_nothing_changes():
+    assert make(dataset(), options(), 0, 0.0).sha256 == make(dataset(), options(), 0).sha256
+    assert "validation" not in make(dataset(), options(), 0).parameters
+
+
+def test_each_site_sets_its_own_labelled_images_aside():
+    data = with_sites()
+    whole = make(data, config.PartitionOptions(setting="sites"), 0)
+    partition = make(data, config.PartitionOptions(setting="sites"), 0, 0.4)
+    for number in range(4):
+        held = partition.validation[data.site[partition.validation] == number]
+        assert sorted([*held, *partition.labelled[number]]) == sorted(whole.labelled[number])
+        assert len(held) == round(0.4 * len(whole.labelled[number]))
+        assert (partition.unlabelled[number] == whole.unlabelled[number]).all()
+
+
+def test_validation_that_leaves_too_little_says_so():
+    with pytest.raises(ConfigError, match=r"validation: 0\.01 of 30 labelled images is less than two"):
+        make(dataset((10,) * 3), options(clients=2, labels_per_class=2), 0, 0.01)
+    with pytest.raises(ConfigError, match=r"5 images but 6 labels .*validation: 0\.5 sets 15 images aside"):
+        make(dataset((10,) * 3), options(clients=2, labels_per_class=3), 0, 0.5)
+
+
 def test_repairs_are_recorded_and_explain_the_sizes():
     data = dataset()
     chosen = options(clients=15, gamma=0.01)

@@ -1,9 +1,10 @@
 """One real federation on the loopback address, as operators start it: a server and three sites in processes of their
-own, with TLS and keys, against the simulator on the same images; three nodes that must not get in; and a SuperExec that
-is killed before the run."""
+own, with TLS and keys, against the simulator on the same images (one site has labelled none, the others set some aside
+for validation); three nodes that must not get in; and a SuperExec that is killed before the run."""
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from feddure.simulation.federation import run
 from feddure.tracking import records
 
 pytestmark = pytest.mark.timeout(400)
+SETTINGS = f"{federated.SETTINGS} validation=0.3"
 STRANGERS = ("unregistered", "keyless", "deceived")
 
 
@@ -43,6 +45,7 @@ class Outcome:
 def outcome(tmp_path_factory):
     root = federated.write_images(tmp_path_factory.mktemp("federation"))
     images = root / "images" / "clients"
+    shutil.rmtree(images / "west" / "labelled")  # a site without labels
     with Deployed(root, federated.DESCRIPTION) as federation:
         federation.start_server()
         server = federation.processes["server"]
@@ -53,7 +56,7 @@ def outcome(tmp_path_factory):
             federation.start_site(name, images / name)
         for name in STRANGERS:
             federation.processes[name] = start_stranger(federation, name, images / "north")
-        settings = [word for pair in federated.SETTINGS.split() for word in ("--set", pair)]
+        settings = [word for pair in SETTINGS.split() for word in ("--set", pair)]
         tests = ("--test", root / "images" / "test")
         process = federation.start_run("run", root / "run", "--rounds", 2, *tests, *settings)
         federation.wait_for(lambda: process.ended, 200, "the run to end")
@@ -97,11 +100,13 @@ def test_the_run_is_completed_and_nothing_is_left_running(outcome):
 
 
 def test_the_model_is_the_simulators(outcome):
-    federation = federated.simulator(outcome.root, federated.experiment({"method": "feddure"}))
+    federation = federated.simulator(outcome.root, federated.experiment({"method": "feddure"}, SETTINGS))
     run(federation)
     found = load_file(outcome.root / "run" / runs.MODEL_FILE)
     tiny.assert_near(found, federation.server.model_state(), 1e-8)
     last = records.read(outcome.root / "run" / records.METRICS)[-1]
+    (validated,) = (site for site in last["federation"]["sites"] if "validation_of_received_model" in site)
+    assert last["validation"]["images"] == validated["validation_of_received_model"]["images"]
     assert last["test"]["loss"] == pytest.approx(federation.server.test()["test"]["loss"], rel=1e-8)
 
 
@@ -127,4 +132,4 @@ def test_nothing_of_a_site_lies_at_the_server(outcome):
     """Images and caches stay in the sites' folders; the run folder has no partition of image numbers."""
     assert runs.PARTITION_FILE not in {path.name for path in (outcome.root / "run").iterdir()}
     about = json.loads((outcome.root / "run" / "federation.json").read_text())
-    assert {site["site"]: site["labelled"] for site in about["sites"]} == {"north": 32, "south": 26, "west": 22}
+    assert {site["site"]: site["labelled"] for site in about["sites"]} == {"north": 22, "south": 18, "west": 0}

@@ -277,3 +277,23 @@ def test_each_site_has_a_row_of_counts(tmp_path):
 def test_runs_without_real_sites_have_none(tmp_path):
     assert participation(federated(tmp_path, [])) is None
     assert participation(federated(tmp_path, [played({"site": "client-0"})], setting="iid-iid")) is None
+
+
+def test_probes_are_drawn_for_each_setting_and_over_seeds(tmp_path):
+    names = ["global_accuracy", "global_confidence", "own_accuracy", "own_confidence", "drift", "cosine"]
+    folders = []
+    for method, setting, seed in (("fedavg", "dir-dir", 0), ("fedtutor", "dir-dir", 0), ("fedtutor", "iid-iid", 1)):
+        folder = make_run(tmp_path / f"{method}-{setting}", method=method, partition__setting=setting, seed=seed)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines[::2]:
+            line["probe"] = dict.fromkeys([*names, "test_received", "test_clients", "test_aggregated"], 0.5)
+            averaged = {"averaged_accuracy": 0.6, "averaged_confidence": 0.5}
+            line["probe"] |= {"cosine": None} if method == "fedavg" else averaged
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        folders.append(folder)
+    write_report(folders, tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert "Who labels, and how far clients drift" in page.html
+    assert "Right labels, overconfidence, and test accuracy around aggregation" in page.pictures
+    write_report([make_run(tmp_path / "plain")], tmp_path / "plain.html")
+    assert "Who labels, and how far clients drift" not in Page(tmp_path / "plain.html").html

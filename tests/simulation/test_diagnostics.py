@@ -2,12 +2,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
 from feddure.data.dataset import UNKNOWN
-from feddure.simulation.diagnostics import auroc, diagnose
+from feddure.simulation.diagnostics import auroc, calibration_error, diagnose, probe_drift
 
 
 def client(weight, pseudo, **further):
@@ -152,3 +153,63 @@ def test_rounds_carry_the_diagnostics_their_method_has(images, method, rewarded)
         assert len(found["coverage_per_class"]) == len(images.classes)
         assert len(found["clients"]) == 3
         json.dumps(found)
+
+
+# --- probes: the round's clients before aggregation ------------------------------------------------------
+
+
+def test_the_calibration_error_by_hand():
+    confidence = np.array([0.95, 0.97, 1.0, 0.95, 0.5, 0.52, 0.2])  # bins 14 (four times), 7 (twice), 3
+    right = np.array([True, True, False, False, True, True, False])
+    gaps = [abs(2 - (0.95 + 0.97 + 1.0 + 0.95)), abs(2 - 1.02), abs(0 - 0.2)]
+    assert calibration_error(confidence, right) == pytest.approx(sum(gaps) / 7, abs=1e-12)
+    assert calibration_error(np.ones(3), np.ones(3, dtype=bool)) == 0.0
+
+
+def test_drift_is_relative_and_directions_are_compared_in_pairs():
+    start = torch.tensor([3.0, 4.0])
+    ends = [start + torch.tensor(move) for move in ([1.0, 0.0], [2.0, 0.0], [0.0, 3.0])]
+    found = probe_drift(start, ends)
+    assert found == pytest.approx({"drift": (1 + 2 + 3) / 3 / 5, "cosine": 1 / 3})
+    assert probe_drift(start, ends[:1])["cosine"] is None
+
+
+QUANTITIES = ("accuracy", "confidence", "calibration_error")
+
+
+@pytest.mark.parametrize("method", ["fedavg-matched", "fedavg-fixmatch", "feddure", "fedtutor", "sage"])
+def test_probing_changes_nothing_else(images, method):
+    changes = {"method": method, "rounds": 3, "server.ema": 0.9}
+    plain, probed = (tiny.federation(tiny.experiment(changes, probe_every=every), images) for every in (0, 2))
+    records = [[made.train_round() for _ in range(3)] for made in (plain, probed)]
+    found = [record.pop("probe", None) for record in records[1]]
+    assert records[0] == records[1]
+    tiny.assert_equal(probed.server.state, plain.server.state)
+    assert (found[0], found[2]) == (None, None)
+    names = {f"{who}_{what}" for who in ("global", "averaged", "own") for what in QUANTITIES}
+    assert found[1].keys() == names | {"drift", "cosine", "test_received", "test_clients", "test_aggregated"}
+    assert found[1]["drift"] > 0
+    assert found[1]["test_received"] == records[1][0]["test"]["accuracy"]  # few enough images to take them all
+    assert found[1]["test_aggregated"] == records[1][1]["test"]["accuracy"]
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("tutor", ["averaged", "global"])
+def test_the_tutor_is_probed_on_the_images_it_labelled(images, tutor):
+    changes = {"method": "fedtutor", "fedtutor.tutor": tutor.replace("averaged", "average"), "server.ema": 0.9}
+    changes |= {"partition.setting": "iid-iid"}  # every client has images enough for all steps
+    made = tiny.federation(tiny.experiment(changes, rounds=3, probe_every=1), images)
+    for record in [made.train_round() for _ in range(3)]:
+        assert record["probe"][f"{tutor}_accuracy"] == pytest.approx(record["diagnostics"]["pseudo_accuracy"])
+
+
+def test_probes_leave_out_what_is_not_there():
+    def probed(method, known):
+        mask = np.arange(160) < known
+        data = tiny.dataset(labels=np.where(mask, np.arange(160) % 4, UNKNOWN), labelled=mask)
+        return tiny.federation(tiny.experiment(method=method, rounds=1, probe_every=1), data).train_round().get("probe")
+
+    assert probed("local", 160) is None  # sends nothing
+    assert probed("fedmatch", 160) is None  # sends its model in parts
+    assert 0 <= probed("fedtutor", 120)["averaged_accuracy"] <= 1
+    assert probed("fedtutor", 48).keys() == {"drift", "cosine", "test_received", "test_clients", "test_aggregated"}

@@ -150,6 +150,72 @@ def test_full_supervision_needs_every_label(method):
         tiny.federation(experiment, site_dataset())
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedtutor", "sage", "fedavg-uda", "fedmatch", "f-reg", "avg-f-reg", "c-reg", "avg-c-reg", "baseline+maml"),
+        *("fedprox-fixmatch", "local"),
+    ],
+)
+def test_a_site_without_labels_trains_wherever_there_are_pseudo_labels(method):
+    """Validation images come from the sites that have labels."""
+    changes = {"method": method, "rounds": 3, "validation": 0.25, "fedtutor.calibrate": "both"}
+    federation = tiny.federation(tiny.experiment({**SITES, **changes}), site_dataset())
+    tasks = {task.client: task for task in federation.tasks()}
+    assert sorted(tasks) == ([0, 1] if method == "local" else [0, 1, 2])
+    if 2 in tasks:
+        assert tasks[2].class_counts.tolist() == [0, 0, 0, 0]
+    for record in played(federation):
+        assert record["left_out"] == []
+        json.dumps(record, allow_nan=False)
+        assert np.sum(record["validation"]["confusion"]) == 8 * (2 if method == "local" else 1)
+    assert set(federation.server.memories) <= set(tasks)
+
+
+@pytest.mark.parametrize("method", ["fedavg-matched", "fedavg-sl", "fedtutor", "local"])
+def test_validation_images_are_tested_on_and_never_trained_on(images, method):
+    wanted = tiny.experiment({"method": method, "validation": 0.2, "rounds": 6, "batch_norm": "static"})
+    federation = tiny.federation(wanted, images)
+    held = federation.partition.validation
+    assert len(held) == 32
+    seen = set()
+    for _ in range(6):
+        for assignment in federation.server.assignments():
+            seen.update(*map(np.ravel, federation._plan(assignment).pools()))
+        record = federation.train_round()
+    assert seen
+    assert not seen & set(held.tolist())
+    classes = np.bincount(images.labels[held], minlength=4)
+    clients = len(federation.server.memories) or 1
+    for name in (
+        ("test", "validation") if method != "fedtutor" else ("test", "test_ema", "validation", "validation_ema")
+    ):
+        counts = np.array(record[name]["confusion"])
+        assert record[name]["accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+        expected = classes if name.startswith("validation") else np.bincount(images.test_labels)
+        assert counts.sum(axis=1).tolist() == (clients * expected).tolist()
+
+
+def test_the_validation_accuracy_is_that_of_the_global_model(images):
+    federation = tiny.federation(tiny.experiment({"validation": 0.2, "rounds": 3}), images)
+    record = played(federation)[-1]
+    held = federation.partition.validation
+    server = federation.server
+    network = server.program.network
+    logits = network.evaluate(server.state["theta"], server.state["statistics"], federation.images.plain(held))
+    right = (logits.argmax(1).numpy() == images.labels[held]).mean()
+    assert record["validation"]["accuracy"] == pytest.approx(right)
+
+
+def test_without_test_images_validation_takes_their_place():
+    images = tiny.dataset(tests=0)
+    with pytest.raises(ConfigError, match=r"no test images: .* validation=0\.2"):
+        tiny.federation(tiny.experiment(), images)
+    record = played(tiny.federation(tiny.experiment({"validation": 0.2, "server.ema": 0.5}), images))[-1]
+    assert {"validation", "validation_ema"} <= record.keys()
+    assert "test" not in record
+
+
 def test_more_clients_per_round_than_sites_draws_all_of_them():
     experiment = tiny.experiment({**SITES, "method": "feddure", "clients_per_round": 40})
     federation = tiny.federation(experiment, site_dataset())

@@ -15,8 +15,11 @@ import tiny
 from feddure import experiments
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, DataError, RunError
+from feddure.reports.frame import of_runs
+from feddure.reports.run_report import render
 from feddure.serving.load import read_network
 from feddure.tracking import records
+from feddure.tracking.summary import summarise
 from folders import LONG, contents, disk_is_full, execute, visible
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -195,3 +198,29 @@ def test_a_full_disk_at_the_end_leaves_a_run_to_resume(tmp_path, monkeypatch, wh
         patch.setattr(Path, "replace", full_for_the_model)
         refused(RunError, "model.safetensors: cannot be written", tmp_path, **LONG)
     assert contents(execute(tmp_path, resume=True, **LONG).folder) == whole
+
+
+@pytest.mark.parametrize("tests", [20, 0])
+def test_a_run_with_validation_names_its_best_round(tmp_path, tests):
+    images = tiny.dataset(size=80, tests=tests, side=8)
+    changes = {"validation": 0.25, "rounds": 4, "server.ema": 0.7}
+    run = execute(tmp_path / "run", images=images, **changes)
+    found = summarise(run.metrics)
+    by_round = {record["round"]: record["validation"]["accuracy"] for record in run.metrics}
+    assert found.validation_best == by_round[found.best_round] == max(by_round.values())
+    assert found.validation_ema == run.metrics[-1]["validation_ema"]["accuracy"]
+    if tests:
+        assert found.accuracy_best == run.metrics[found.best_round - 1]["test"]["accuracy"]
+    assert any(str(found.best_round) in name for name, _ in found.rows())
+    assert run.partition["validation"] == 20
+    assert "Validation accuracy" in render([run])
+    row = of_runs([run]).iloc[0]
+    assert row["validation_best"] == pytest.approx(100 * found.validation_best)
+
+
+def test_a_repeated_run_has_the_same_validation_images(tmp_path):
+    whole = execute(tmp_path / "whole", validation=0.25, **LONG)
+    stopped = execute(tmp_path / "again", validation=0.25, **LONG)
+    assert contents(whole.folder) == contents(stopped.folder)
+    with pytest.raises(RunError, match=r"validation: 0\.25 there, 0\.5 given"):
+        execute(tmp_path / "again", resume=True, validation=0.5, **LONG)

@@ -63,6 +63,17 @@ def test_cases_without_a_grid_and_with_nothing_to_change(tmp_path):
     assert found.points[1].cells[0].options == "proximal=0.1 local_steps=3"
 
 
+def test_a_case_may_say_what_it_is_there_for(tmp_path):
+    cases = [{"name": "FedProx", "proximal": 0.1, "about": "Drift alone."}]
+    (point,) = read(tmp_path, grid=None, cases=cases).points
+    (bare,) = read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1}]).points
+    assert (point.about, bare.about) == ("Drift alone.", "")
+    assert point.cells[0].hash == bare.cells[0].hash
+    for wrong in ({"about": 3}, {"against": "nobody"}):
+        with pytest.raises(ConfigError, match=r"case 'FedProx': a.* expected"):
+            read(tmp_path, grid=None, cases=[{"name": "FedProx", "proximal": 0.1, **wrong}])
+
+
 def test_null_empties_a_field(tmp_path):
     found = read(tmp_path, set={"server.ema": 0.5}, grid={"proximal": [None, 0.1]})
     assert [point.cells[0].experiment.proximal for point in found.points] == [None, 0.1]

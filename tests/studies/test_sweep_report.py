@@ -3,6 +3,7 @@
 import csv
 import html
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -308,3 +309,60 @@ def test_the_figure_of_many_leaderboards_says_what_it_has_no_room_for(tmp_path):
     assert style.render(figure, "png", 50)
     assert len(figure.axes) == 8
     assert "the best 6 of 8 leaderboards" in figure.get_suptitle()
+
+
+# --- validation ------------------------------------------------------------------------------------------
+def test_validation_ranks_where_every_combination_has_it(tmp_path):
+    wanted, store = make(tmp_path, RATES, seeds=(0, 1), set={"validation": 0.1})
+    for place, point in enumerate(wanted.points):
+        keep(store, point, 0.3 + 0.1 * place, 0.3 + 0.1 * place)  # the last is best on the test set
+        found = [store.find(cell) for cell in point.cells]
+        store.keep(*(replace(one, validation_last10=0.9 - 0.1 * place) for one in found))
+    rows, text, page = written(wanted, store)
+    assert [row["optimizer.learning_rate"] for row in rows] == ["0.1", "0.01", "0.001"]
+    assert float(rows[0]["validation_last10_mean"]) == 90
+    assert float(rows[0]["accuracy_last10_mean"]) == 30
+    assert float(rows[1]["from_best"]) == pytest.approx(-10)
+    (leaderboard,) = sweep_report.leaderboards(wanted, store)
+    assert "validation" in leaderboard.table(brief=True).columns
+    assert "validation accuracy" in text
+    assert "Validation accuracy" in page
+    assert table(store.folder / "results.csv")[0]["validation_last10"] == "90.0"
+
+    keep(store, wanted.points[0], 0.3, 0.3)  # measured without
+    rows, text, _ = written(wanted, store)
+    assert [row["optimizer.learning_rate"] for row in rows] == ["0.001", "0.01", "0.1"]
+    assert "validation accuracy" not in text
+
+
+def test_results_of_an_earlier_version_without_validation_are_kept(tmp_path):
+    wanted, store = make(tmp_path, METHODS, seeds=(0,))
+    for point in wanted.points:
+        keep(store, point, 0.5)
+    written(wanted, store)
+    path = store.folder / "results.csv"
+    lines = [line.rsplit(",", 4)[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(line.replace("rates", "before") for line in lines) + "\n")
+    written(wanted, store)
+    assert sorted(row["study"] for row in table(path)) == ["before"] * 2 + ["rates"] * 2
+
+
+def test_cases_say_what_they_are_there_for_in_the_files_order(tmp_path):
+    cases = [
+        {"name": "labels only", "method": "fedavg-matched", "about": "What labels alone give."},
+        {"name": "other data", "method": "feddure", "partition.labels_per_class": 3, "about": "Rules out | luck."},
+        {"name": "FedDure", "method": "feddure", "against": "other data"},
+    ]
+    wanted, store = make(tmp_path, {"partition.setting": ["iid-iid", "dir-dir"]}, cases=cases, seeds=(0, 1))
+    for point, accuracy in zip(wanted.points, (0.5, 0.4, 0.6, 0.6, 0.7, 0.3), strict=True):
+        keep(store, point, accuracy, accuracy + 0.02)
+    found = sweep_report.cases_table(wanted, sweep_report.leaderboards(wanted, store))
+    assert list(found["case"]) == [point.name for point in wanted.points]
+    assert list(found["points"]) == ["", "", "+10.0", "+20.0", "+10.0", "−30.0"]  # in the same setting
+    assert list(found["compared with"]) == ["", "", "labels only", "labels only", "other data", "other data"]
+    assert list(found["what it is there for"])[2:] == ["Rules out | luck."] * 2 + [""] * 2
+    _, text, page = written(wanted, store)
+    assert r"Rules out \| luck." in text
+    assert "Rules out | luck." in page
+    without, _ = make(tmp_path, {}, cases=[{"name": case["name"], "method": case["method"]} for case in cases[:2]])
+    assert not len(sweep_report.cases_table(without, sweep_report.leaderboards(without, store)))

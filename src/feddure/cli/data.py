@@ -139,7 +139,9 @@ def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:
         "fingerprint": dataset.fingerprint,
         "official": not deviations if known else None,
         "deviations": deviations,
-        "notes": [f"class '{counts['name']}' has no test image" for counts in classes if not counts["test"]],
+        "notes": [f"class '{counts['name']}' has no test image" for counts in classes if not counts["test"]]
+        if len(dataset.test_images)
+        else ["no test images: a run needs --set validation=0.2, say, which sets labelled images aside"],
     }
 
 

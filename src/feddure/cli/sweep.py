@@ -53,6 +53,9 @@ def sweep(
     seeds: [0, 1, 2]
     ```
 
+    A case may say what it is there for (about: a sentence) and which earlier case it is compared with (against: its
+    name); both are in a table of cases then. Modules beside the file are found.
+
     Examples:
 
     ```text

@@ -7,7 +7,7 @@ labelled (or unlabelled) images gets batches of size zero there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache, partial
 from typing import Any, Literal, NoReturn
@@ -157,6 +157,12 @@ class DeviceImages:
             (augment.plain(images, self.normalise), labels)
             for images, labels in zip(self.test_images.split(size), self.test_labels.split(size), strict=True)
         ]
+
+    def training_batches(self, index: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """These training images and their labels, as test images are, in pieces."""
+        for start in range(0, len(index), size):
+            rows = index[start : start + size]
+            yield self.plain(rows), self.labels[self._upload(rows)]
 
     def plain(self, index: np.ndarray) -> Tensor:
         """These training images, normalised, without augmentation."""

@@ -9,7 +9,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from feddure import config, rng
 from feddure.data import recipes
-from feddure.data.dataset import Dataset
+from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.errors import ConfigError, DataError
 from feddure.files import write_whole
 
@@ -44,6 +44,7 @@ class Partition:
     unlabelled: tuple[np.ndarray, ...]
     parameters: dict[str, Any]
     repairs: tuple[Repair, ...] = ()
+    validation: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # images that nobody owns
 
     @property
     def clients(self) -> int:
@@ -57,6 +58,7 @@ class Partition:
         for kind in _KINDS:
             for array in _flat(getattr(self, kind)):
                 digest.update(array.tobytes())
+        digest.update(self.validation.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def counts(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,8 +88,11 @@ class Partition:
         return partition
 
 
-def make(dataset: Dataset, options: config.PartitionOptions, seed: int) -> Partition:
-    """The partition that these options and this seed describe; the same on every machine."""
+def make(dataset: Dataset, options: config.PartitionOptions, seed: int, validation: float = 0.0) -> Partition:
+    """The partition that these options and this seed describe; the same on every machine.
+
+    A share of the images whose label may be used is first set aside for `validation`.
+    """
     check(options)
     if options.setting == "sites" and (dataset.site is None or not dataset.sites):
         raise ConfigError(
@@ -99,6 +104,8 @@ def make(dataset: Dataset, options: config.PartitionOptions, seed: int) -> Parti
             f"--setting fedmatch (partition.setting): defined for {len(recipes.FEDMATCH_MIX)} classes, but "
             f"data set '{dataset.name}' has {len(dataset.classes)}; use iid-dir or dir-dir"
         )
+    if validation:
+        return _make_of_rest(dataset, options, seed, validation)
     clients = len(dataset.sites) if options.setting == "sites" else options.clients
     pools = recipes.choose_labels(dataset, options, clients, seed)
     parts: dict[str, tuple[np.ndarray, ...]] = {}
@@ -155,6 +162,36 @@ def check(options: config.PartitionOptions) -> None:
                     f"partition.setting pairs deals to clients two by two, but there would be {number} {kind}: "
                     "expected an even number"
                 )
+
+
+def _make_of_rest(dataset: Dataset, options: config.PartitionOptions, seed: int, share: float) -> Partition:
+    """The partition of what is left when a share of the labelled images is set aside; of each site's, where they own.
+
+    A site of a real federation sets the same images aside.
+    """
+    usable = dataset.labels if dataset.labelled is None else np.where(dataset.labelled, dataset.labels, UNKNOWN)
+    if options.setting == "sites":
+        owned = [np.flatnonzero(dataset.site == site) for site in range(len(dataset.sites))]
+        found = [own[recipes.hold_out(usable[own], share, seed, site)] for site, own in enumerate(owned)]
+        held = np.sort(np.concatenate(found))
+    else:
+        held = recipes.hold_out(usable, share, seed)
+    if not len(held):
+        labelled = int((usable != UNKNOWN).sum())
+        raise ConfigError(f"validation: {share:g} of {labelled} labelled images is less than two; give a larger share")
+    kept = np.delete(np.arange(len(dataset.labels)), held)
+    arrays = {name: getattr(dataset, name) for name in ("labels", "labelled", "site")}
+    rest = {name: array[kept] for name, array in arrays.items() if array is not None}
+    try:
+        made = make(replace(dataset, **rest), options, seed)  # nothing there looks at the pixels
+    except ConfigError as error:
+        raise ConfigError(f"{error} (validation: {share:g} sets {len(held)} images aside)") from None
+    return replace(
+        made,
+        **{kind: tuple(kept[part] for part in getattr(made, kind)) for kind in _KINDS},
+        parameters=made.parameters | {"fingerprint": dataset.fingerprint, "validation": share},
+        validation=held,
+    )
 
 
 def internal_imbalance(partition: Partition, labels: np.ndarray, classes: int) -> float | None:
@@ -252,6 +289,7 @@ def _pack(partition: Partition) -> bytes:
         "sha256": partition.sha256,
     }
     arrays = {"about": np.array(_canonical(about).encode())}
+    arrays |= {"validation": partition.validation.astype("<i8")} if len(partition.validation) else {}
     for kind in _KINDS:
         arrays[kind], arrays[f"{kind}_sizes"] = _flat(getattr(partition, kind))
     buffer = io.BytesIO()
@@ -281,5 +319,6 @@ def _unpack(path: Path, content: bytes) -> Partition:
                 "again with `feddure partition`"
             )
         labelled, unlabelled = (_cut(arrays[kind], arrays[f"{kind}_sizes"]) for kind in _KINDS)
+        validation = arrays["validation"].astype(np.int64) if "validation" in arrays else np.empty(0, dtype=np.int64)
     repairs = tuple(Repair(*repair) for repair in about["repairs"])
-    return Partition(labelled, unlabelled, about["parameters"], repairs)
+    return Partition(labelled, unlabelled, about["parameters"], repairs, validation)

@@ -66,6 +66,24 @@ def labelled_clients(options: config.PartitionOptions, clients: int) -> int:
     return max(1, round(options.labelled_clients * clients))
 
 
+def hold_out(labels: np.ndarray, share: float, seed: int, *site: int) -> np.ndarray:
+    """Positions of a share of the images of known class, stratified; what is left over goes to the largest remainders.
+
+    A class keeps one image at least. A single image is none: its accuracy would tell of it alone.
+    """
+    key: tuple[rng.Key, ...] = ("partition", seed, "validation", *site)
+    pools = [np.flatnonzero(labels == number) for number in np.unique(labels[labels != UNKNOWN])]
+    exact = share * np.array([len(pool) for pool in pools])
+    counts = np.floor(exact).astype(np.int64)
+    missing = round(exact.sum()) - counts.sum()
+    for place in np.lexsort((rng.permutation(len(pools), *key), counts - exact))[:missing]:
+        counts[place] += counts[place] + 1 < len(pools[place])
+    if counts.sum() < 2:
+        return np.empty(0, dtype=np.int64)
+    chosen = (rng.sample(len(pool), counts[place], *key, "class", place) for place, pool in enumerate(pools))
+    return np.sort(np.concatenate([pool[rows] for pool, rows in zip(pools, chosen, strict=True)]))
+
+
 def even(totals: list[int], clients: int, *key: rng.Key) -> np.ndarray:
     """Counts [client, class]: equal shares; remainders go round, to everyone once before anyone twice.
 

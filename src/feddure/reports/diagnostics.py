@@ -14,6 +14,9 @@ from feddure.tracking.summary import NOTHING, number, points, signed
 LAST_ROUNDS = 20
 """Rounds that tables take their means over."""
 
+LAST_PROBES = 10
+"""Looks at clients before aggregation that means are taken over."""
+
 TRAINING = ("loss", "loss_unlabelled", "d")
 """Quantities of a round's training that are shown here."""
 
@@ -83,6 +86,16 @@ def running_mean(values: pd.Series) -> pd.Series:
 def last_means(found: pd.DataFrame) -> dict[str, float]:
     """Mean of each quantity in the last rounds, where it has one there."""
     return {str(name): mean for name, mean in found.tail(LAST_ROUNDS).mean().dropna().items()}
+
+
+def probes(metrics: Sequence[Record]) -> pd.DataFrame:
+    """What a run's probes found, by round; nothing where there were none."""
+    return numbers(metrics, "probe").dropna(how="all")
+
+
+def probe_means(metrics: Sequence[Record]) -> dict[str, float]:
+    """Mean of each quantity over the last probes."""
+    return {f"probe_{name}": mean for name, mean in probes(metrics).tail(LAST_PROBES).mean().dropna().items()}
 
 
 def judged(auroc: float) -> str:

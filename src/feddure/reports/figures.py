@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from feddure.reports import style
-from feddure.reports.diagnostics import LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
+from feddure.reports.diagnostics import LAST_PROBES, LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
 from feddure.reports.style import LineStyle
 from feddure.tracking.records import Record
 from feddure.tracking.summary import NOTHING, evaluations
@@ -53,16 +53,21 @@ def accuracy(lines: Sequence[Line]) -> Figure:
     return curves(_evaluated(lines, "accuracy", 100), "Test accuracy, %")
 
 
+def validation(lines: Sequence[Line]) -> Figure:
+    """Accuracy on validation images against rounds."""
+    return curves(_evaluated(lines, "accuracy", 100, "validation"), "Validation accuracy, %", height=3.2)
+
+
 def loss(lines: Sequence[Line]) -> Figure:
     """Test loss against rounds."""
     return curves(_evaluated(lines, "loss"), "Test loss (mean cross entropy)", height=3.2)
 
 
-def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1) -> list[Curve]:
+def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1, on: str = "test") -> list[Curve]:
     def points(line: Line, model: str) -> list[tuple[int, float]]:
         return [(number, scale * value) for number, value in evaluations(line.metrics, quantity, model)]
 
-    return [Curve(line.label, line.fmt, points(line, "test"), points(line, "test_ema")) for line in lines]
+    return [Curve(line.label, line.fmt, points(line, on), points(line, f"{on}_ema")) for line in lines]
 
 
 def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
@@ -333,6 +338,71 @@ def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, pd.DataFrame]]) ->
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
         _rounds(axes, ticks=5)
         return canvas
+
+
+# --- why: who labels, and how far clients drift --------------------------------------------------------------
+class Probed(NamedTuple):
+    """Runs that differ in their seeds alone: the mean of what their probes found, by round."""
+
+    row: str  # the panels in which it is drawn: its setting
+    label: str
+    fmt: LineStyle
+    source: str  # whose labels it learns from: local, global, average; empty where it does not say
+    values: pd.DataFrame
+
+
+def probes(found: Sequence[Probed]) -> Figure:
+    """A row a setting: right labels over rounds, how overconfident labels are, and what aggregation brings."""
+    rows = list(dict.fromkeys(one.row for one in found))
+    groups = [[one for one in found if one.row == row] for row in rows]
+    with style.applied():
+        canvas = style.new_figure(WIDE, 0.6 + sum(1.5 + 0.34 * len(group) for group in groups))
+        panels = canvas.subplots(len(rows), 3, sharex="col", squeeze=False, width_ratios=[1.35, 1, 1.1])
+        for (rounds, gaps, tests), row, group in zip(panels, rows, groups, strict=True):
+            for place, one in enumerate(group):
+                _draw_probed(rounds, gaps, tests, place, one)
+            gaps.axvline(0, color=style.MUTED, linewidth=0.8)
+            for axes in (gaps, tests):
+                axes.set_ylim(len(group) - 0.5, -0.5)
+                axes.set_yticks(range(len(group)), [""] * len(group))
+                axes.tick_params(axis="y", length=0)
+            names = [style.short(one.label, _LONGEST_LABEL).replace(", ", ",\n") for one in group]
+            gaps.set_yticks(range(len(group)), names)
+            for text, one in zip(gaps.get_yticklabels(), group, strict=True):
+                text.set_color(one.fmt["color"])
+            _rounds(rounds, ticks=5)
+            rounds.set(xlabel="", ylabel=row)
+        titles = ("Whose labels are right? %", "Who is too sure?", "What aggregation brings")
+        units = ("round", "confidence − accuracy, points", "test accuracy, %: clients → aggregated")
+        for top, bottom, title, unit in zip(panels[0], panels[-1], titles, units, strict=True):
+            top.set_title(title)
+            bottom.set_xlabel(unit)
+        legend: dict[str, LineStyle] = {
+            "the server's (averaged) model": {"marker": "o"},
+            "a client's own model after its steps": {"linestyle": "--", "marker": "o", "markerfacecolor": "white"},
+            "thick, large: the labels that the method learns from": {"linewidth": 3},
+        }
+        style.legend(canvas, legend, [Line2D([], [], color=style.INK, **fmt) for fmt in legend.values()])
+    return canvas
+
+
+def _draw_probed(rounds: Axes, gaps: Axes, tests: Axes, place: int, one: Probed) -> None:
+    colour, values, means = one.fmt["color"], 100 * one.values, 100 * one.values.tail(LAST_PROBES).mean()
+    tutor = "averaged" if "averaged_accuracy" in values and one.source != "global" else "global"
+    for who, line, face in ((tutor, "-", colour), ("own", "--", "white")):
+        used = one.source == {"own": "local", "averaged": "average"}.get(who, who)
+        if f"{who}_accuracy" in values:
+            found = running_mean(values[f"{who}_accuracy"])
+            rounds.plot(found, line, color=colour, linewidth=2.6 if used else 1.1, alpha=1 if used else 0.75)
+            gap = means[f"{who}_confidence"] - means[f"{who}_accuracy"]
+            size = 10 if used else 6
+            gaps.plot(gap, place, "o", color=colour, markerfacecolor=face, markersize=size, clip_on=False)
+    before, after = means["test_clients"], means["test_aggregated"]
+    tests.annotate("", (after, place), (before, place), arrowprops={"arrowstyle": "->", "color": colour})
+    tests.plot(before, place, "o", color=colour, markerfacecolor="white", markersize=6)
+    tests.plot(after, place, "o", color=colour, markersize=6)
+    drift = f"drift {one.values['drift'].tail(LAST_PROBES).mean():.3f}"
+    tests.annotate(drift, (1.02, place), xycoords=("axes fraction", "data"), va="center", size=8, color=style.MUTED)
 
 
 def _noisy(axes: Axes, values: pd.Series, fmt: LineStyle, label: str = "") -> None:

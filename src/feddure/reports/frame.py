@@ -20,28 +20,30 @@ from feddure.data import recipes
 from feddure.data.sources import find_source
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports.diagnostics import last_means, trace
+from feddure.reports.diagnostics import last_means, probe_means, trace
 from feddure.tracking import summary
 from feddure.tracking.records import Run
-from feddure.tracking.summary import LAST, evaluations, signed, summarise
+from feddure.tracking.summary import LAST, VALIDATION, evaluations, signed, summarise
 
 CONFIDENCE = 0.95
 
 COLUMNS = (
     "study", "preset", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
     "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "left_out",
-    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed",
+    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed", *VALIDATION,
 )  # fmt: skip
 """`local_steps` are those of a client in a round, `left_out` is the share of updates that were not finite, `curve` has
-(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none."""
+(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none;
+`accuracy_best` is the test accuracy in the round with the best validation accuracy."""
 
+_ACCURACIES = ("accuracy_", "validation_")
 _SAME = 1e-10  # accuracies that differ by less differ by rounding
 
 
 RESULTS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
     "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
-    "hardware", "versions",
+    "hardware", "versions", *VALIDATION,
 )  # fmt: skip
 """Columns of results.csv."""
 
@@ -58,7 +60,7 @@ def of_cells(cells: Iterable[Any], store: Any, failed: Mapping[str, str] | None 
         else:
             same = ("rounds", "local_steps", "seconds", "left_out", "diagnostics", "environment")
             row |= {name: getattr(found, name) for name in same}
-            row |= {name: _per_cent(getattr(found, name)) for name in COLUMNS if name.startswith("accuracy_")}
+            row |= {name: _per_cent(getattr(found, name)) for name in COLUMNS if name.startswith(_ACCURACIES)}
             row["curve"] = [(number, 100 * share, _per_cent(averaged)) for number, share, averaged in found.curve]
             row |= {f"bytes_{way}": size * found.rounds for way, size in found.bytes_per_round.items()}
         rows.append(row)
@@ -89,9 +91,10 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "curve": curve,
                 "bytes_up": _bytes(run, "up"),
                 "bytes_down": _bytes(run, "down"),
-                "diagnostics": last_means(trace(run.metrics)),
+                "diagnostics": last_means(trace(run.metrics)) | probe_means(run.metrics),
                 "environment": run.environment,
             }
+            | {name: _per_cent(getattr(found, name)) for name in VALIDATION}
         )
     return _frame(rows)
 
@@ -182,8 +185,8 @@ def by_seed(rows: pd.DataFrame, column: str = "accuracy_last10") -> dict[int, fl
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have numbers."""
-    return rows[rows["accuracy_last10"].notna()]
+    """The rows that have numbers; data without test images have those of validation images alone."""
+    return rows[rows["accuracy_last10"].notna() | rows["validation_last10"].notna()]
 
 
 def mean_of(rows: pd.DataFrame, spelled_out: bool = False) -> str:
@@ -214,11 +217,13 @@ def write_results(folder: Path, rows: pd.DataFrame) -> None:
     found["commit"] = [about.get("commit") or "" for about in found["environment"]]
     found["hardware"] = [_hardware(about) for about in found["environment"]]
     found["versions"] = [_versions(about) for about in found["environment"]]
-    digits = {"local_steps": 2, "accuracy_last": 2, "accuracy_last10": 2, "accuracy_ema": 2, "seconds": 1}
+    digits = {"local_steps": 2, "seconds": 1} | {name: 2 for name in RESULTS if name.startswith(_ACCURACIES)}
     found = found.round(digits)[list(RESULTS)].astype(object)
     if path.exists():
         try:
-            before = pd.read_csv(path, dtype=str, keep_default_na=False)[list(RESULTS)]
+            before = pd.read_csv(path, dtype=str, keep_default_na=False)
+            absent = {name: "" for name in VALIDATION if name not in before}  # in files of an earlier version
+            before = before.assign(**absent)[list(RESULTS)]
         except (OSError, ValueError, KeyError) as problem:
             raise RunError(f"{path}: not a table of results ({problem}); move it away, it is made anew") from None
         found = pd.concat([before, found]).drop_duplicates(["study", "config_hash"], keep="last")
@@ -282,7 +287,7 @@ def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     empty: dict[str, Any] = {"study": "", "preset": "", "options": "", "failed": ""}
     empty |= {"curve": [], "diagnostics": {}, "environment": {}}
     frame = pd.DataFrame([empty | row for row in rows], columns=list(COLUMNS))
-    numbers = [name for name in COLUMNS if name.startswith(("accuracy_", "bytes_"))]
+    numbers = [name for name in COLUMNS if name.startswith((*_ACCURACIES, "bytes_"))]
     numbers += ["local_steps", "seconds", "left_out"]
     return frame.astype(dict.fromkeys(numbers, float))
 

@@ -65,6 +65,7 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
         *_curves(lines),
         *_classes(runs, lines),
         *_pseudo_labels(runs, lines),
+        *_probes(runs),
         *_partitions(runs, labels),
         *_sites(runs, labels),
         *_configuration(runs, lines),
@@ -103,10 +104,13 @@ def _in_words(runs: Sequence[Run]) -> Iterator[str]:
     counts = {frame.images_of(run.partition) for run in runs}
     if len(counts) == 1 and all(sum(pair) for pair in counts):
         labelled, unlabelled = counts.pop()
+        held = runs[0].partition.get("validation") or 0
+        also = f"; {held:,} more are set aside for validation" if held and "validation" not in apart else ""
         if partition.labelled_as_unlabelled:
-            yield f"{labelled:,} images carry a label, {unlabelled:,} count as unlabelled, labelled ones among them."
+            others = f"{unlabelled:,} count as unlabelled, labelled ones among them"
         else:
-            yield f"{labelled:,} images carry a label, {unlabelled:,} do not."
+            others = f"{unlabelled:,} do not"
+        yield f"{labelled:,} images carry a label, {others}{also}."
     if "model" not in apart:
         yield f"Network: {display_name(experiment.model)}."
     if len(runs) == 1:
@@ -125,7 +129,7 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     for run, found in zip(runs, summaries, strict=True):
         if not run.finished:
             note(run, "Unfinished", f"{run.rounds} of {run.experiment.rounds} rounds")
-        if not found.evaluations:
+        if not found.evaluations and found.validation_last is None:
             due = min(run.experiment.evaluate_every, run.experiment.rounds)
             note(run, "Not evaluated yet", f"the first evaluation follows round {due}")
         if found.left_out:
@@ -145,16 +149,20 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     row = frame.of_runs([run]).iloc[0]
     mean_of = found.mean_of + " evaluations" * (found.evaluations > 1)
     last = f"round {row.curve[-1][0]}" if row.curve else "none yet"
+    best = f"round {found.best_round}"
     cards = [
         ("Test accuracy", percent(found.accuracy_last10, 1), mean_of),
         ("Last evaluation", percent(found.accuracy_last, 1), last),
         ("Averaged model", percent(found.accuracy_ema_last10, 1), f"{percent(found.accuracy_ema_last, 1)} at the last"),
+        ("Best validation", percent(found.validation_best, 1), f"{percent(found.accuracy_best, 1)} test, {best}"),
         ("Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
         ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
         ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
         ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
     ]
     absent = {"Averaged model"} if found.accuracy_ema_last is None else set()
+    absent |= {"Best validation"} if found.best_round is None else set()
+    absent |= {"Test accuracy", "Last evaluation"} if not found.evaluations and found.best_round is not None else set()
     absent |= {"Communication"} if row.bytes_down != row.bytes_down else set()
     return [card for card in cards if card[0] not in absent]
 
@@ -171,6 +179,8 @@ def _runs(
     accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
     if any(found.accuracy_ema_last is not None for found in summaries):
         accuracies["averaged model"] = "accuracy_ema_last10"
+    if any(found.best_round is not None for found in summaries):
+        accuracies |= {"validation": "validation_last10", "best": "validation_best", "test there": "accuracy_best"}
     columns = ["run", "method", *map(axis, fields), "rounds", *accuracies]
     columns += ["local steps", "per client", "time"]
     rows = []
@@ -194,6 +204,8 @@ def _runs(
         parts.append(Text("Mean and standard deviation over seeds", "heading"))
         parts.append(Table(["runs", "seeds", "last", "last 10"], repeats, numbers_from=2))
     text = "Test accuracy in per cent, at the last evaluation and as the mean of the last 10."
+    if "best" in accuracies:
+        text += " Validation: as last 10, on images set aside; the round where it is best, and the test accuracy there."
     return [Section("Run by run" if beside else "Runs", text, parts)]
 
 
@@ -216,11 +228,17 @@ def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
 
 # --- what was learned --------------------------------------------------------------------------------------
 def _curves(lines: Sequence[Line]) -> list[Section]:
-    ends = [(line.label, found[-1][1]) for line in lines if (found := summary.evaluations(line.metrics, "accuracy"))]
-    if not ends:
+    def ends(model: str) -> str:
+        found = ((line.label, summary.evaluations(line.metrics, "accuracy", model)) for line in lines)
+        return "; ".join(f"{label} ends at {percent(values[-1][1], 1)}" for label, values in found if values)
+
+    pictures = []
+    if said := ends("test"):
+        pictures.append(embed(figures.accuracy(lines), f"Test accuracy against rounds: {said}"))
+    if said := ends("validation"):
+        pictures.append(embed(figures.validation(lines), f"Validation accuracy against rounds: {said}"))
+    if not pictures:
         return []
-    said = "; ".join(f"{label} ends at {percent(value, 1)}" for label, value in ends)
-    pictures = [embed(figures.accuracy(lines), f"Test accuracy against rounds: {said}")]
     if any(summary.evaluations(line.metrics, "loss") for line in lines):
         pictures.append(embed(figures.loss(lines), "Test loss against rounds"))
     text = "The global model on the whole test set after each evaluated round."
@@ -279,6 +297,35 @@ def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
         picture = embed(drawn, "Quantities recorded while training, against rounds")
         sections.append(Section("Inside the training", text, [picture]))
     return sections
+
+
+def _probes(runs: Sequence[Run]) -> list[Section]:
+    """Who labels, and how far clients drift: one line for runs that differ in their seeds alone."""
+    groups: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        if len(diagnostics.probes(run.metrics)):
+            tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None}
+            groups.setdefault(run.experiment.partition.setting, {}).setdefault(repr(tree), []).append(run)
+    if not groups:
+        return []
+    every = (group[0].experiment.method for alike in groups.values() for group in alike.values())
+    formats = iter(style.run_line_styles(every))
+    found = []
+    for setting, alike in groups.items():
+        firsts = [group[0].experiment for group in alike.values()]
+        labels = labels_of(firsts, ignore=("seed", "partition.seed"))
+        for first, label, group in zip(firsts, labels, alike.values(), strict=True):
+            source = getattr(methods.make(first), "source", "")
+            values = pd.concat([diagnostics.probes(run.metrics) for run in group]).groupby(level=0).mean()
+            found.append(figures.Probed(setting.upper(), label, next(formats), source, values))
+    text = (
+        "A client labels its images while it drifts from the model that it received. Left, whose labels are right; "
+        "middle, how much surer labels are than they are right; right, what clients' models know of the test images, "
+        "and what the model that they are aggregated to does. Drift: how far a client's model moves in a round, "
+        f"relative to the model's length. Middle and right are means of the last {diagnostics.LAST_PROBES} probes."
+    )
+    picture = embed(figures.probes(found), "Right labels, overconfidence, and test accuracy around aggregation")
+    return [Section("Who labels, and how far clients drift", text, [picture])]
 
 
 # --- where and with what -----------------------------------------------------------------------------------

@@ -1,17 +1,25 @@
-"""What the pseudo labels of a round were worth, and what the regulators made of them.
+"""What the pseudo labels of a round were worth, what the regulators made of them, and how far clients drifted.
 
 A simulation knows the true classes of unlabelled images; methods never see them, diagnostics do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from scipy.stats import rankdata
+from torch import Tensor
 
 from feddure.data.dataset import UNKNOWN
+from feddure.nn.network import Network
 
 Arrays = dict[str, np.ndarray]
+Model = tuple[Tensor, Tensor]
+"""θ and its batch-norm statistics."""
+
+_BINS = 15  # of confidence, for the calibration error
 
 
 def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: int) -> dict[str, Any]:
@@ -73,6 +81,44 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
         return None
     ranks = rankdata(score)
     return float((ranks[positive].sum() - wins * (wins + 1) / 2) / (wins * losses))
+
+
+def probe_labels(
+    network: Network, labellers: Mapping[str, Sequence[Model]], images: Sequence[Tensor], truths: Sequence[Tensor]
+) -> dict[str, float]:
+    """How good each labeller's labels of the clients' images are; it has a model for each client.
+
+    Images of unknown class are left out.
+    """
+    known = [truth != UNKNOWN for truth in truths]
+    truth = np.concatenate([truth[mask].cpu().numpy() for truth, mask in zip(truths, known, strict=True)])
+    found: dict[str, float] = {}
+    for name, models in labellers.items() if len(truth) else ():
+        triples = zip(models, images, known, strict=True)
+        logits = torch.cat([network.evaluate_many(*model, views[mask]) for model, views, mask in triples])
+        confidence, label = (tensor.cpu().numpy() for tensor in logits.double().softmax(1).max(1))
+        right = label == truth
+        found[f"{name}_accuracy"] = float(right.mean())
+        found[f"{name}_confidence"] = float(confidence.mean())
+        found[f"{name}_calibration_error"] = calibration_error(confidence, right)
+    return found
+
+
+def probe_drift(start: Tensor, ends: Sequence[Tensor]) -> dict[str, float | None]:
+    """How far clients moved from the model they received, relative to its length, and how much in one direction."""
+    moves = torch.stack(list(ends)).double() - start.double()
+    directions, pairs = F.normalize(moves, dim=1), len(moves) * (len(moves) - 1)
+    cosines = (directions @ directions.T).fill_diagonal_(0)
+    return {
+        "drift": (moves.norm(dim=1).mean() / start.double().norm()).item(),
+        "cosine": cosines.sum().item() / pairs if pairs else None,
+    }
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Expected calibration error (Guo et al., 2017): |accuracy − confidence| of each bin, weighted by its images."""
+    bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    return float(np.abs(np.bincount(bins, right - confidence)).sum() / len(right))
 
 
 def _of_client(arrays: Arrays, truth: np.ndarray) -> dict[str, float | None]:

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from feddure import rng
 from feddure.config import Experiment
-from feddure.data.batches import BatchPlan
+from feddure.data import augment
+from feddure.data.batches import BatchPlan, Needs
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Method
 from feddure.simulation import attacks
-from feddure.simulation.diagnostics import diagnose
+from feddure.simulation.diagnostics import Model, diagnose, probe_drift, probe_labels
 from feddure.simulation.engine import Engine
 from feddure.simulation.lanes import Result, Task
 from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, plan_batches
@@ -24,6 +25,9 @@ from feddure.tracking.observer import Observer
 
 STATISTICS_IMAGES = 2000
 """Training images of a round's clients from which `batch_norm: static` recomputes statistics."""
+
+PROBED_TEST_IMAGES = 2000
+"""Test images at most on which every client's model is looked at."""
 
 
 class Federation:
@@ -33,10 +37,18 @@ class Federation:
         owned = zip(partition.labelled, partition.unlabelled, strict=True)
         counts = [ImageCounts(len(x), len(u), int(np.isin(x, u).sum())) for x, u in owned]
         self._hostile = attacks.attackers(experiment, partition.clients)
-        claimed = attacks.claimed_counts(experiment.attack, self._hostile, counts)
-        static = self._statistics_of if experiment.batch_norm == "static" else None
-        self.server = Server(experiment, dataset, counts, engine, partition.sha256, static, claimed)
+        self.server = Server(
+            experiment,
+            dataset,
+            counts,
+            engine,
+            partition.sha256,
+            self._statistics_of if experiment.batch_norm == "static" else None,
+            partition.validation,
+            attacks.claimed_counts(experiment.attack, self._hostile, counts),
+        )
         _expect_labels(self.server.method, dataset)
+        _expect_tests(dataset, partition)
         self.partition = partition
         self.engine = engine
         self.images = engine.images(dataset)
@@ -67,7 +79,14 @@ class Federation:
     def train_round(self) -> dict:
         """One round: train its clients, aggregate what they send, evaluate where due; returns its record."""
         tasks = self.tasks()
-        record = self.finish_round(tasks, self.engine.run(tasks))
+        results = self.engine.run(tasks)
+        every = self.experiment.probe_every
+        due = every and (self.round + 1) % every == 0
+        probe = self.server.program.attempt(lambda: self._probe(tasks, results)) if due else {}
+        record = self.finish_round(tasks, results)
+        if probe:
+            after = self._test_accuracy(self.server.method.global_model(self.server.state))
+            record["probe"] = probe | {"test_aggregated": after}
         return record | (self.server.test() if self.server.due() else {})
 
     def tasks(self) -> list[Task]:
@@ -121,6 +140,44 @@ class Federation:
             upload = attacks.poison_upload(self.experiment.attack, task.received, upload, task.key)
         return Answer(task.client, task.steps, task.received, upload)
 
+    def _probe(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict[str, float | None]:
+        """The received model, its average and the clients' own: how they label the clients' images, and who drifts.
+
+        Nothing where clients send no models. The images are weak views of the round's batches, each once.
+        """
+        uploads = {task.client: result.upload for task, result in zip(tasks, results, strict=True)}
+        own: dict[int, Model] = {
+            client: (upload["theta"], upload["statistics"])
+            for client, upload in uploads.items()
+            if "theta" in upload and "statistics" in upload and bool(upload["theta"].isfinite().all())
+        }
+        if not own:
+            return {}
+        size, plans = self.server.unlabelled_batch, []
+        for task in tasks:
+            if task.client in own:
+                pool = self.partition.unlabelled[task.client]
+                steps = max(1, min(task.steps, len(pool) // size))
+                plans.append(BatchPlan(task.client, pool[:0], pool, steps, 1, size, Needs(weak=True)))
+        batches = self.images.batches(plans, self.experiment.seed, self.round + 1)
+        server, network = self.server, self.server.program.network
+        received = server.method.global_model(server.state)
+        labellers: dict[str, Sequence[Model]] = {"global": [received] * len(own), "own": list(own.values())}
+        if server.decay is not None:
+            labellers["averaged"] = [(server.averaged[0], server.averaged[1])] * len(own)
+        views, truths = ([getattr(b, name).flatten(0, 1) for b in batches] for name in ("weak", "truth"))
+        labels = probe_labels(network, labellers, views, truths)
+        tests = {"test_received": self._test_accuracy(received)}
+        tests["test_clients"] = float(np.mean([self._test_accuracy(model) for model in own.values()]))
+        return labels | probe_drift(received[0], [theta for theta, _ in own.values()]) | tests
+
+    def _test_accuracy(self, model: Model) -> float:
+        """On some of the test images, evenly taken."""
+        every = -(-len(self.images.test_labels) // PROBED_TEST_IMAGES)
+        pixels, labels = augment.plain(self.images.test_images[::every], self.images.normalise), self.images.test_labels
+        logits = self.server.program.network.evaluate_many(*model, pixels)
+        return (logits.argmax(1) == labels[::every]).double().mean().item()
+
     def _plan(self, assignment: Assignment) -> BatchPlan:
         owned = (part[assignment.client] for part in (self.partition.labelled, self.partition.unlabelled))
         return plan_batches(self.experiment, self.server.method, assignment, *owned)
@@ -155,6 +212,14 @@ def _expect_labels(method: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"method '{method.experiment.method}' learns from the labels of all images, but {unknown} of "
             f"{len(dataset.labels)} images in '{dataset.name}' have a class that is not known; use another method"
+        )
+
+
+def _expect_tests(dataset: Dataset, partition: Partition) -> None:
+    if not len(dataset.test_images) and not len(partition.validation):
+        raise ConfigError(
+            f"data set '{dataset.name}' has no test images: add some (a folder's test/<class>/), or set labelled "
+            "images aside with validation, such as --set validation=0.2"
         )
 
 

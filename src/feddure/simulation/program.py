@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 _NOT_IN_A_STEP = {
     "dataset", "seed", "rounds", "clients_per_round", "partition", "server", "evaluate_every", "checkpoint_every",
-    "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout", "engine", "attack",
+    "probe_every", "validation", "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout",
+    "engine", "attack",
 }  # fmt: skip
 
 

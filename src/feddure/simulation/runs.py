@@ -125,6 +125,7 @@ def summarise_partition(partition: Partition, dataset: Dataset) -> dict[str, Any
         "classes": list(dataset.classes),
         "labelled": labelled.tolist(),
         "unlabelled": unlabelled.tolist(),
+        "validation": len(partition.validation),
         "unknown": [int((dataset.labels[indices] == UNKNOWN).sum()) for indices in partition.unlabelled],
         "sites": list(dataset.sites) if partition.parameters["setting"] == "sites" else [],
         "internal_imbalance": partitions.internal_imbalance(partition, dataset.labels, classes),
@@ -288,7 +289,7 @@ def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partit
     path = folder / PARTITION_FILE
     if path.exists():
         return Partition.load(path, dataset)
-    return partitions.make(dataset, experiment.partition, experiment.partition_seed)
+    return partitions.make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
 
 
 def write_models(server: Server, folder: Path) -> None:

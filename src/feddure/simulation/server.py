@@ -7,6 +7,7 @@ model is Polyak's.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,8 +67,8 @@ class Server:
 
     `dataset` says how images look and what classes there are, and holds the test images, if any; its training images,
     if any, are not looked at. `data_identity` is a hash of what the clients train on or under. `statistics_of` gives a
-    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported. Weights go by what
-    clients `claimed` to have, where that is not the truth.
+    model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported. `validation` are the
+    training images that nobody trains on. Weights go by what clients `claimed` to have, where that is not the truth.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Server:
         engine: Engine,
         data_identity: str,
         statistics_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+        validation: np.ndarray | None = None,
         claimed: Sequence[ImageCounts] | None = None,
     ):
         self.experiment = experiment
@@ -87,6 +89,8 @@ class Server:
         self.engine = engine
         self.data_identity = data_identity
         self._statistics_of = statistics_of
+        self._tested: dict[str, np.ndarray | None] = {"test": None} if len(dataset.test_images) else {}
+        self._tested |= {"validation": validation} if validation is not None and len(validation) else {}
         _expect_squares(dataset)
         self.program = engine.program(experiment, dataset)
         _expect_plain_uploads(experiment)
@@ -167,14 +171,18 @@ class Server:
         return self.round % self.experiment.evaluate_every == 0 or self.round == self.experiment.rounds
 
     def test(self) -> dict:
-        """The global model on the test set, and its average where there is one; or the clients' models, their mean."""
-        alone = self.method.client_models(self.memories)
+        """The global model on test and validation images, and its average where there is one.
+
+        Or the clients' own models, their mean.
+        """
+        if not self._tested:
+            return {}
+        alone = {client: self._evaluate(*model) for client, model in self.method.client_models(self.memories).items()}
         if alone:
-            return {"test": mean_evaluation({client: self._evaluate(*model) for client, model in alone.items()})}
-        found = {"test": self._evaluate(*self.method.global_model(self.state))}
-        if self.decay is not None:
-            found["test_ema"] = self._evaluate(*self.averaged)
-        return found
+            return {name: mean_evaluation({c: found[name] for c, found in alone.items()}) for name in self._tested}
+        found = self._evaluate(*self.method.global_model(self.state))
+        averaged = self._evaluate(*self.averaged) if self.decay is not None else {}
+        return found | {f"{name}_ema": evaluation for name, evaluation in averaged.items()}
 
     def model_state(self, averaged: bool = False) -> dict[str, Tensor]:
         """The state of the global model, or of its average over rounds, by name."""
@@ -185,10 +193,14 @@ class Server:
     def _as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
         return theta, self._statistics_of(theta, statistics) if self._statistics_of else statistics
 
-    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict:
-        network, images = self.program.network, self.engine.images(self.dataset)
+    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict[str, dict]:
+        """A model on the test images, if any, and on those set aside for validation, if any."""
+        network, images, classes = self.program.network, self.engine.images(self.dataset), len(self.dataset.classes)
         model = self._as_evaluated(theta, statistics)
-        return self.program.attempt(lambda: evaluate(network, *model, images, len(self.dataset.classes)))
+        return {
+            name: self.program.attempt(partial(evaluate, network, *model, images, classes, index))
+            for name, index in self._tested.items()
+        }
 
     def _steps(self, client: int) -> int:
         counts = self.image_counts[client]

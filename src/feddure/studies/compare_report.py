@@ -52,6 +52,11 @@ class View:
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
 
+    @property
+    def validated(self) -> bool:
+        """Whether runs have images set aside for validation."""
+        return bool(self.frame["validation_last10"].notna().any())
+
     def methods(self) -> pd.DataFrame:
         """The methods in the plan's order, as people read them; those that have failed are last."""
         lines = []
@@ -66,6 +71,7 @@ class View:
                     "steps": number(own["local_steps"].mean(), 1),
                     "last": mean_sd(own["accuracy_last"]),
                     "last 10": mean_sd(own["accuracy_last10"]),
+                    **({"validation": mean_sd(own["validation_last10"])} if self.validated else {}),
                     "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
@@ -87,7 +93,9 @@ class View:
         spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
         said = [
             f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
-            "ones per client and round. Sent: by server and clients in one run. Time: each run's own.",
+            "ones per client and round. Sent: by server and clients in one run. Time: each run's own."
+            + " Validation: on images that nobody trains on, as last 10."
+            * self.validated,
             *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:
@@ -118,10 +126,10 @@ class View:
                 "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
                 "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
             }
-            for which in reversed(ACCURACIES):
-                found = mean_sd(own[f"accuracy_{which}"])
-                assert found is not None, "a finished run is evaluated after its last round"
-                line |= {f"accuracy_{which}_mean": _share(found.mean), f"accuracy_{which}_sd": _share(found.sd)}
+            columns = [f"accuracy_{which}" for which in reversed(ACCURACIES)] + ["validation_last10"] * self.validated
+            for column in columns:
+                found = mean_sd(own[column])  # none on data without test images
+                line |= {f"{column}_{what}": _share(getattr(found, what, None)) for what in ("mean", "sd")}
             for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
                 line[name] = round(own[name].mean(), digits) if own[name].notna().all() else ""
             lines.append(line | {"failed": ""})

@@ -6,6 +6,7 @@ every combination of some values (`grid`) and named changes (`cases`) on every s
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Point:
     case: str  # empty where the sweep has no cases
     values: Changes  # as they were validated
     cells: tuple[Cell, ...]  # one a seed, in the sweep's order
+    about: str = ""  # what the case is there for
+    against: str = ""  # the case that it is compared with
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ class Sweep:
 
 
 def read(file: Path) -> Sweep:
-    """The sweep that a file describes; errors name the file and the key."""
+    """The sweep that a file describes; errors name the file and the key. Modules beside the file can be imported."""
     text, tree = _read(file)
+    beside = str(file.parent.resolve())
+    if beside not in sys.path:
+        sys.path.append(beside)
     try:
         return _expand(file, text, tree)
     except FeddureError as error:
@@ -116,7 +122,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     start = file.parent / tree["config"] if "config" in tree else None  # found from where the sweep's file lies
     fixed = _fields("set", tree.get("set"))
     axes = _axes(tree.get("grid"))
-    cases = _cases(tree.get("cases"))
+    cases, notes = _cases(tree.get("cases"))
     seeds = _seeds(tree.get("seeds", [0]))
     _expect_apart(fixed, axes, cases)
     if not axes and not cases:
@@ -132,7 +138,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
         options = " ".join(f"{key}={value}" for key, value in every.items())
         cells = tuple(Cell(file.stem, named, experiment, options) for experiment in made)
-        points.append(Point(combination(case, shown), case, shown, cells))
+        points.append(Point(combination(case, shown), case, shown, cells, *notes.get(case, ())))
     _expect_different(points)
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 
@@ -191,20 +197,29 @@ def _axes(given: Any) -> dict[str, list[Any]]:
     return axes
 
 
-def _cases(given: Any) -> dict[str, Changes]:
+def _cases(given: Any) -> tuple[dict[str, Changes], dict[str, tuple[str, str]]]:
+    """The changes of each case, and by its name what it is there for and the case that it is compared with."""
     if given is None:
-        return {}
+        return {}, {}
     if not isinstance(given, list) or not given:
         raise ConfigError(f"cases: {given!r} was given, expected a list of changes, each with a name")
     cases: dict[str, Changes] = {}
+    notes: dict[str, tuple[str, str]] = {}
     for number, case in enumerate(given, 1):
         name = case.get("name") if isinstance(case, dict) else None
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"cases: number {number} has no name; give it one, such as name: few labels")
         if name in cases:
             raise ConfigError(f"cases: the name '{name}' was given twice; name each case differently")
-        cases[name] = _fields(f"case '{name}'", {key: value for key, value in case.items() if key != "name"})
-    return cases
+        about, against = case.get("about", ""), case.get("against", next(iter(cases), name))
+        if not isinstance(about, str):
+            raise ConfigError(f"case '{name}': about is {about!r}, expected a sentence")
+        if against not in cases and against != name:
+            raise ConfigError(f"case '{name}': against is {against!r}, expected the name of a case before it")
+        notes[name] = about, against
+        changes = {key: value for key, value in case.items() if key not in ("name", "about", "against")}
+        cases[name] = _fields(f"case '{name}'", changes)
+    return cases, notes
 
 
 def _seeds(given: Any) -> list[int]:

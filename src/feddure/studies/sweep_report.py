@@ -1,7 +1,8 @@
 """What a sweep found: a leaderboard for each problem, and whether its first is better than by chance.
 
 A problem is what the data are: the data set, and every field of the partition but its seed. Accuracies on different
-data cannot be compared, so each problem has a leaderboard of its own.
+data cannot be compared, so each problem has a leaderboard of its own. Where every run has images set aside for
+validation they decide the order, and the test accuracy stands beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,10 @@ from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
+CASES_TEXT = (
+    "The cases in the file's order: test accuracy in %, and points more than the case that each is compared with, on "
+    "the same seeds with their 95 % interval by Student's t. Averaged: the averaged model at its last evaluation."
+)
 _MOST_CARDS = 4  # leaderboards whose best has a card
 _MOST_LEFT_OUT = 0.5  # share of updates without which a combination is still ranked
 _MOST_ROWS, _FEWEST_ROWS, _MOST_LEADERBOARDS = 40, 6, 8  # of the figure; the table has them all
@@ -42,6 +47,7 @@ class Row:
 
     point: Point
     runs: pd.DataFrame
+    ranks_by: str = "accuracy"  # on the test set, or "validation"
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -53,7 +59,7 @@ class Row:
 
     @cached_property
     def last10(self) -> Spread | None:
-        return mean_sd(self.runs["accuracy_last10"])
+        return mean_sd(self.runs[f"{self.ranks_by}_last10"])
 
     @property
     def left_out(self) -> float:
@@ -68,9 +74,10 @@ class Row:
     def ranked(self) -> bool:
         return self.last10 is not None and not self.diverged
 
-    def against(self, other: "Row") -> Difference | None:
+    def against(self, other: "Row", column: str = "") -> Difference | None:
         """How much more accurate this one is on the seeds that both have; None where there are none."""
-        return frame.paired(frame.by_seed(self.runs), frame.by_seed(other.runs))
+        column = column or f"{self.ranks_by}_last10"
+        return frame.paired(frame.by_seed(self.runs, column), frame.by_seed(other.runs, column))
 
     @property
     def result(self) -> str:
@@ -91,6 +98,10 @@ class Leaderboard:
     @cached_property
     def runs(self) -> pd.DataFrame:
         return pd.concat([row.runs for row in self.rows])
+
+    @property
+    def by_validation(self) -> bool:
+        return self.rows[0].ranks_by == "validation"
 
     @property
     def numbers_from(self) -> int:
@@ -117,6 +128,8 @@ class Leaderboard:
         """As people read it: the place, what was varied, what was found; `brief` fits a terminal."""
         varied = ["combination"] if brief else [*["case"] * self.cases, *map(names.axis, self.axes)]
         columns = ["", *varied, frame.mean_of(self.runs), "last", "seeds", "steps", "time", "from the best"]
+        if self.by_validation:
+            columns.insert(1 + len(varied), "validation")
         lines = []
         for place, row in enumerate(self.rows, 1):
             found = row.against(self.rows[0]) if place > 1 else None
@@ -128,6 +141,7 @@ class Leaderboard:
                     place if row.ranked else NOTHING,
                     *([row.point.name] if brief else [*[row.point.case] * self.cases, *values]),
                     row.result,
+                    *([mean_sd(row.runs["accuracy_last10"]) or NOTHING] if self.by_validation else []),
                     mean_sd(row.runs["accuracy_last"]) or NOTHING,
                     f"{done}" if done == wanted else f"{done} of {wanted}",
                     number(steps.mean if steps else None, 1),
@@ -146,11 +160,34 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
     Combinations are ordered by their mean accuracy over seeds; then comes what diverged, then what is not measured.
     """
     found = []
+    done = frame.measured(frame.of_cells(sweep.cells(), store))
+    ranks_by = "validation" if len(done) and done["validation_last10"].notna().all() else "accuracy"
     for title, axes, cases, points in divide(sweep):
-        rows = [Row(point, frame.of_cells(point.cells, store, failed)) for point in points]
+        rows = [Row(point, frame.of_cells(point.cells, store, failed), ranks_by) for point in points]
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
         found.append(Leaderboard(title, axes, cases, rows))
     return found
+
+
+def cases_table(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
+    """Every combination in the file's order, against the case that it names, and what it is there for.
+
+    Empty where no case says anything.
+    """
+    rows = {row.point.cells[0].hash: row for leaderboard in found for row in leaderboard.rows}
+    by_case: dict[tuple[str, str], Row] = {}
+    lines = []
+    for point in sweep.points if any(point.about for point in sweep.points) else ():
+        row = by_case[point.case, repr(point.values)] = rows[point.cells[0].hash]
+        reference = by_case[point.against, repr(point.values)]
+        compared = ["", "", ""]
+        if row is not reference:
+            differences = [row.against(reference, column) for column in ("accuracy_last10", "accuracy_ema")]
+            compared = [point.against, *(str(one or NOTHING) for one in differences)]
+        averaged = mean_sd(row.runs["accuracy_ema"]) or NOTHING
+        lines.append([point.name, row.result, str(averaged), *compared, point.about])
+    columns = ["case", frame.mean_of(_every(found)), "averaged", "compared with", "points", "averaged, points"]
+    return pd.DataFrame(lines, columns=[*columns, "what it is there for"])
 
 
 def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
@@ -158,11 +195,16 @@ def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
     if len(found) > 1:
         spread += ", each leaderboard on its own because accuracies on different data cannot be compared"
-    text = (
-        f"Ordered by test accuracy in %, {frame.mean_of(_every(found), spelled_out=True)}{spread}. Steps: local "
-        "ones per client and round. Time: of one seed. From the best: points on the same seeds; its 95 % interval is "
-        "by Student's t. The best of many is partly the luckiest, and the test set has chosen it: measure it again on "
-        "new seeds before you rely on its lead."
+    mean_of = frame.mean_of(_every(found), spelled_out=True)
+    if found[0].by_validation:
+        text = f"Ordered by validation accuracy in %, {mean_of}{spread}; beside it the test accuracy."
+        chosen = "its lead there is too large; the test set has chosen nothing"
+    else:
+        text = f"Ordered by test accuracy in %, {mean_of}{spread}."
+        chosen = "the test set has chosen it: measure it again on new seeds before you rely on its lead"
+    text += (
+        " Steps: local ones per client and round. Time: of one seed. From the best: points on the same seeds; its "
+        f"95 % interval is by Student's t. The best of many is partly the luckiest, and {chosen}."
     )
     rows = [row for leaderboard in found for row in leaderboard.rows]
     lost = [f"{row.point.name} {100 * row.left_out:.0f} %" for row in rows if row.left_out]
@@ -183,10 +225,10 @@ def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -
     if len(frame.measured(_every(found))):
         figure = draw(found)
         contents[FIGURE_FILE] = style.render(figure, "png")
-        pictures.append(embed(figure, "Test accuracy of each combination, best first"))
+        pictures.append(embed(figure, f"{_ranked_by(found)} of each combination, best first"))
         along = along_axes(sweep, found)
         if along is not None:
-            pictures.append(embed(along, "Test accuracy against the values that were varied"))
+            pictures.append(embed(along, f"{_ranked_by(found)} against the values that were varied"))
     contents[REPORT_FILE] = _html(sweep, found, notes, pictures).encode()
     for name, content in contents.items():
         write_whole(store.folder / name, content, RunError)
@@ -243,7 +285,7 @@ def _fields(point: Point) -> Changes:
 
 
 def _is_problem(key: str) -> bool:
-    return key == "dataset" or (key.startswith("partition.") and key != "partition.seed")
+    return key in ("dataset", "validation") or (key.startswith("partition.") and key != "partition.seed")
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -257,9 +299,9 @@ def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
             line |= {key: row.point.values[key] for key in sweep.axes}
             line["seeds_measured"] = " ".join(map(str, row.measured["seed"]))
             line["seeds_missing"] = " ".join(map(str, row.missing["seed"]))
-            for which in ("last10", "last"):
-                spread = mean_sd(row.runs[f"accuracy_{which}"])
-                line |= {f"accuracy_{which}_{what}": _rounded(spread, what) for what in ("mean", "sd")}
+            for which in (*["validation_last10"] * leaderboard.by_validation, "accuracy_last10", "accuracy_last"):
+                spread = mean_sd(row.runs[which])
+                line |= {f"{which}_{what}": _rounded(spread, what) for what in ("mean", "sd")}
             for column in ("local_steps", "seconds"):
                 line[column] = _rounded(mean_sd(row.runs[column]), "mean")
             against = row.against(leaderboard.rows[0]) if place > 1 else None
@@ -274,6 +316,8 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
     for leaderboard in found:
         parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
         parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
+    cases = cases_table(sweep, found)
+    first = [Section("Cases", CASES_TEXT, [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
     file = f"{sweep.name}.yaml"
     again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
     return page(
@@ -281,6 +325,7 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
         sweep.name,
         [(leaderboard.title, leaderboard.verdict()) for leaderboard in found],
         [
+            *first,
             Section(
                 "Leaderboards" if len(found) > 1 else "Leaderboard", explanation(sweep, found), [*parts, *pictures]
             ),
@@ -296,7 +341,7 @@ def _cards(sweep: Sweep, found: Sequence[Leaderboard]) -> list[tuple[str, str, s
     cards = []
     for leaderboard in found:
         best = leaderboard.rows[0]
-        about = leaderboard.title or frame.mean_of(leaderboard.runs)
+        about = leaderboard.title or ("validation" if leaderboard.by_validation else frame.mean_of(leaderboard.runs))
         cards += [(f"best, {about}", f"{best.last10} %", best.point.name)] if best.last10 else []
     problems = f" of {len(found)} problems" if len(found) > 1 else ""
     note = f"{len(sweep.points)} combinations{problems}, {_seeds(len(sweep.seeds))}"
@@ -326,6 +371,8 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
 
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
     text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
+    cases = cases_table(sweep, found)
+    text += [frame.markdown(cases, len(cases.columns)), CASES_TEXT] if len(cases) else []
     for leaderboard in found:
         text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
         text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]
@@ -354,7 +401,7 @@ def draw(found: Sequence[Leaderboard]) -> Figure:
         for axes, (name, rows) in zip(panels.flat, drawn, strict=True):
             _ranked(axes, rows[:most])
             axes.set_title(style.short(name, _LONGEST))
-        panels[-1, 0].set_xlabel(f"test accuracy, %, {frame.mean_of(_every(found), spelled_out=True)}")
+        panels[-1, 0].set_xlabel(f"{_ranked_by(found)}, %, {frame.mean_of(_every(found), spelled_out=True)}")
         canvas.suptitle(title, x=0.01, ha="left")
     return canvas
 
@@ -363,7 +410,7 @@ def _ranked(axes: Axes, rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
         assert row.last10 is not None
         colour = style.BLUE if place == 0 else style.MUTED
-        seeds = list(row.measured["accuracy_last10"])
+        seeds = list(row.measured[f"{row.ranks_by}_last10"])
         if len(seeds) > 1:
             axes.plot(seeds, [place] * len(seeds), "o", markerfacecolor="none", color=colour, alpha=0.5)
         axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, fmt="o", markersize=6, color=colour, capsize=3)
@@ -386,9 +433,9 @@ def along_axes(sweep: Sweep, found: Sequence[Leaderboard]) -> Figure | None:
     data = pd.DataFrame(lines)
     groups = data.loc[data["mean"].notna(), "group"].nunique()
     if len(numeric) == 1 and groups <= _MOST_LINES:
-        return _lines(numeric[0], data[data["mean"].notna()], len(sweep.seeds) > 1)
+        return _lines(numeric[0], data[data["mean"].notna()], len(sweep.seeds) > 1, _ranked_by(found))
     if len(numeric) == 2 and groups <= _MOST_PANELS:
-        return _maps(numeric, data, frame.mean_of(_every(found), spelled_out=True))
+        return _maps(numeric, data, f"{_ranked_by(found)}, %, {frame.mean_of(_every(found), spelled_out=True)}")
     return None
 
 
@@ -397,7 +444,7 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     return plain and len(set(values)) > 1
 
 
-def _lines(key: str, data: pd.DataFrame, several: bool) -> Figure:
+def _lines(key: str, data: pd.DataFrame, several: bool, ranked_by: str) -> Figure:
     values = sorted(set(data[key]))
     groups = list(data.groupby("group", sort=False))
     formats = style.run_line_styles([""] * len(groups))
@@ -413,13 +460,13 @@ def _lines(key: str, data: pd.DataFrame, several: bool) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(names.axis(key))
         bars = ", mean over seeds ± one standard deviation" if several else ""
-        axes.set_title(f"Test accuracy, %, against {names.axis(key)}{bars}")
+        axes.set_title(f"{ranked_by}, %, against {names.axis(key)}{bars}")
         if len(groups) > 1:
             style.legend(canvas, [str(name) for name, _ in groups], axes.containers)
     return canvas
 
 
-def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
+def _maps(keys: Sequence[str], data: pd.DataFrame, title: str) -> Figure:
     """One map for each group with the same colours in all; a combination that is not measured stays white."""
     columns, lines = (sorted(set(data[key])) for key in keys)
     low, high = data["mean"].min(), data["mean"].max()
@@ -442,8 +489,12 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, mean_of: str) -> Figure:
             axes.set_xlabel(names.axis(keys[0]))
             axes.set_ylabel(names.axis(keys[1]))
             axes.set_title(str(name), fontsize=9)
-        canvas.suptitle(f"Test accuracy, %, {mean_of}; mean over seeds", x=0.01, ha="left", size=10)
+        canvas.suptitle(f"{title}; mean over seeds", x=0.01, ha="left", size=10)
     return canvas
+
+
+def _ranked_by(found: Sequence[Leaderboard]) -> str:
+    return "Validation accuracy" if found[0].by_validation else "Test accuracy"
 
 
 def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:

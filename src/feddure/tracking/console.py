@@ -92,8 +92,8 @@ class Progress(_Speed):
         super().round_done(federation, record, seconds)
         assert self._bar is not None
         self.bars.update(self._bar, completed=record["round"], speed=self.speed_and_time_left())
-        if "test" in record:
-            self.bars.update(self._bar, result=_result(record["test"]))
+        if result := _result(record):
+            self.bars.update(self._bar, result=result)
 
     def close(self) -> None:
         """Leave the bar as it is and give the terminal back."""
@@ -115,15 +115,14 @@ class PlainLog(_Speed):
         """Write a line where there is something new to say."""
         first = len(self._marks) == 1
         super().round_done(federation, record, seconds)
-        if not first and "test" not in record:
+        if not first and not _result(record):
             return
         if self.name and self._clock() < self._next_line and record["round"] < federation.experiment.rounds:
             return
         self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
         parts = [self.name] if self.name else []
         parts.append(f"round {record['round']}/{federation.experiment.rounds}")
-        if "test" in record:
-            parts.append(_result(record["test"]))
+        parts += [result] if (result := _result(record)) else []
         if record.get("test_ema"):
             parts.append(f"averaged {number(record['test_ema'].get('accuracy'), 3)}")
         if "loss" in record.get("train", {}):
@@ -140,5 +139,11 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def _result(test: dict[str, Any]) -> str:
-    return f"accuracy {number(test.get('accuracy'), 3)}  loss {number(test.get('loss'), 2)}"
+def _result(record: Record) -> str:
+    """A round's evaluation; nothing where it has none."""
+    parts = []
+    if test := record.get("test"):
+        parts.append(f"accuracy {number(test.get('accuracy'), 3)}  loss {number(test.get('loss'), 2)}")
+    if validation := record.get("validation"):
+        parts.append(f"validation {number(validation.get('accuracy'), 3)}")
+    return "  ".join(parts)

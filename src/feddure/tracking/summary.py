@@ -1,7 +1,8 @@
 """The numbers of a run: pure functions of its records, and how people write them.
 
 Two accuracies are reported, that of the last evaluation and the mean of the last ten. The best on the test
-set is not: choosing the round by its test accuracy would make the test set part of the training.
+set is not: choosing the round by its test accuracy would make the test set part of the training. Images set aside for
+validation may choose it.
 """
 
 import math
@@ -16,6 +17,9 @@ from feddure.tracking.records import Record
 
 LAST = 10
 """Evaluations in the mean that comparisons use."""
+
+VALIDATION = ("validation_last10", "validation_ema", "validation_best", "accuracy_best")
+"""What a summary says where images are set aside for validation, under the names that tables have for it."""
 
 NOTHING = "–"
 
@@ -35,6 +39,12 @@ class Summary:
     left_out: int
     seconds: float | None
     clients_per_second: float | None
+    validation_last: float | None = None
+    validation_last10: float | None = None
+    validation_ema: float | None = None  # last evaluation of the averaged model
+    best_round: int | None = None  # by its accuracy on validation images
+    validation_best: float | None = None
+    accuracy_best: float | None = None  # on the test set, at that round
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) for a table; the averaged model only where there is one."""
@@ -48,6 +58,14 @@ class Summary:
                 ("averaged model, last evaluation", percent(self.accuracy_ema_last)),
                 (f"averaged model, {self.mean_of}", percent(self.accuracy_ema_last10)),
             ]
+        if self.best_round is not None:
+            rows += [
+                ("validation, last evaluation", percent(self.validation_last)),
+                ("validation, averaged model", percent(self.validation_ema)),
+                (f"validation, best (round {self.best_round:,})", percent(self.validation_best)),
+                ("test accuracy in that round", percent(self.accuracy_best)),
+            ]
+            rows = [row for row in rows if row[1] != NOTHING]
         return [
             *rows,
             ("local steps", f"{self.local_steps:,}"),
@@ -73,6 +91,8 @@ def mean_of(count: int) -> str:
 def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summary:
     """The numbers of a run from its records."""
     accuracy, averaged = evaluations(metrics, "accuracy"), evaluations(metrics, "accuracy", "test_ema")
+    validation = evaluations(metrics, "accuracy", "validation")
+    best = max(validation, key=lambda found: found[1], default=None)
     steps = [step for record in metrics for step in record.get("steps", [])]
     seconds = math.fsum(record["seconds"] for record in timing) if timing else None
     clients = sum(record.get("clients", 0) for record in timing)
@@ -88,13 +108,22 @@ def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summa
         left_out=sum(len(record.get("left_out", [])) for record in metrics),
         seconds=seconds,
         clients_per_second=clients / seconds if seconds else None,
+        validation_last=_last(validation),
+        validation_last10=_mean_of_last(validation),
+        validation_ema=_last(evaluations(metrics, "accuracy", "validation_ema")),
+        best_round=best[0] if best else None,
+        validation_best=best[1] if best else None,
+        accuracy_best=dict(accuracy).get(best[0]) if best else None,
     )
 
 
 def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -> list[tuple[int, Any]]:
-    """(round, value) of an evaluated quantity of the global model, or of the averaged one (`test_ema`)."""
-    found = ((record["round"], (record.get(model) or {}).get(quantity)) for record in metrics)
-    return [(round_number, value) for round_number, value in found if value is not None]
+    """(round, value) of an evaluated quantity of the global model, or of the averaged one (`test_ema`).
+
+    Sites of a federation evaluate the model that they receive: such an evaluation names the round that made it.
+    """
+    found: list[tuple[int, Record]] = [(record["round"], record.get(model) or {}) for record in metrics]
+    return [(one.get("round", number), one[quantity]) for number, one in found if one.get(quantity) is not None]
 
 
 def display_name(name: str) -> str:

@@ -28,7 +28,7 @@ class TensorBoard(Observer):
         for name, value in scalars(record, self._classes):
             self._writer.add_scalar(name, value, record["round"])
         self._writer.add_scalar("seconds", seconds, record["round"])
-        if "test" in record:
+        if "test" in record or "validation" in record:
             self._writer.flush()
 
     def close(self) -> None:
@@ -39,11 +39,12 @@ class TensorBoard(Observer):
 
 def scalars(record: Record, classes: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
     """(tag, value) of every number in a record that makes a curve; null and unknown things are left out."""
-    for group in ("train", "test", "test_ema", "diagnostics"):
+    evaluations = ("test", "test_ema", "validation", "validation_ema")
+    for group in ("train", *evaluations, "diagnostics"):
         for name, value in (record.get(group) or {}).items():
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and name not in ("round", "images"):
                 yield f"{group}/{name}", value
-    for model in ("test", "test_ema"):
+    for model in evaluations:
         for number, value in enumerate((record.get(model) or {}).get("per_class") or ()):
             name = classes[number] if number < len(classes) else str(number)
             yield f"{model}_per_class/{name}", value

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from feddure.reports.run_report import write_report
 from feddure.serving.load import read_network
 from feddure.simulation.federation import run
 from feddure.tracking import records
+from feddure.tracking.summary import summarise
 
 ALL = federated.SETTINGS.replace("clients_per_round=2", "clients_per_round=3")
 AUTO = federated.SETTINGS.replace("unlabelled_batch=6", "unlabelled_batch=auto")
@@ -496,3 +498,70 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
 def test_what_a_real_federation_cannot_do(root, given, problem):
     with pytest.raises(ConfigError, match=problem):
         federated.federate(root, **given)
+
+
+# --- validation, and sites without labels -------------------------------------------------------------------
+VALIDATED = f"{ALL} validation=0.3"
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_sites_validate_the_model_they_received_on_the_simulators_images(root, tests):
+    server = federated.federate(root, settings=VALIDATED, rounds=3, **{} if tests else {"test_folder": ""})
+    federation = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": 3}, VALIDATED))
+    expected = [federation.train_round() for _ in range(3)]
+    tiny.assert_equal(server.state, federation.server.state)
+    first, *later = written(root)
+    assert "validation" not in first
+    for record, simulated_record in zip(later, expected[:-1], strict=True):
+        found = record["validation"]
+        assert found["round"] == simulated_record["round"]
+        assert found["images"] == len(federation.partition.validation)
+        assert found["accuracy"] == pytest.approx(simulated_record["validation"]["accuracy"])
+        each = [site["validation_of_received_model"] for site in record["federation"]["sites"]]
+        assert sum(site["images"] for site in each) == found["images"]
+    best = summarise(written(root))
+    assert best.best_round in (1, 2)
+    assert (best.accuracy_best is not None) == tests
+
+
+def test_odd_validation_reports_do_not_count(root):
+    nodes = federated.grid(root)
+    nodes.changes[11] = answer_fields(validation__accuracy=7.0)
+    nodes.changes[12] = answer_fields(validation__images=0)
+    federated.federate(root, nodes, settings=VALIDATED)
+    record = written(root)[1]
+    (west,) = (site for site in record["federation"]["sites"] if site["site"] == "west")
+    assert record["validation"]["images"] == west["validation_of_received_model"]["images"]
+    assert record["validation"]["accuracy"] == west["validation_of_received_model"]["accuracy"]
+
+
+def test_flowers_simulation_validates_at_the_server(tmp_path):
+    settings = f"{VALIDATED} partition.labels_per_class=2"
+    nodes = federated.OneProcess({11 + n: {"partition-id": n, "num-partitions": 3} for n in range(3)})
+    given = {"description": "", "test_folder": "", "dataset": "fashion-mini", "method": "fedavg", "settings": settings}
+    server = federated.federate(tmp_path, nodes, rounds=1, **given)
+    images = data.load("fashion-mini")
+    federation = tiny.federation(server.experiment, images)
+    assert written(tmp_path)[0]["validation"] == federation.train_round()["validation"]
+
+
+def without_labels(root, *sites):
+    for site in sites:
+        shutil.rmtree(root / "images" / "clients" / site / "labelled")
+
+
+@pytest.mark.parametrize(("method", "drawn"), [("fedavg-matched", [0, 2]), ("fedtutor", [0, 1, 2])])
+def test_a_site_without_labels_joins(root, method, drawn, capsys):
+    without_labels(root, "south")
+    server = federated.federate(root, settings=f"{VALIDATED} fedtutor.calibrate=both", method=method)
+    tiny.assert_equal(server.state, simulated(root, method, f"{VALIDATED} fedtutor.calibrate=both").state)
+    for record in written(root):
+        assert sorted(record["clients"]) == drawn
+        assert record["left_out"] == []
+    assert "too few are labelled to set 0.3 of them aside" in capsys.readouterr().out
+
+
+def test_a_federation_without_any_label_is_an_error(root):
+    without_labels(root, *federated.SITES)
+    with pytest.raises(ConfigError, match="no site has a labelled image"):
+        federated.federate(root, method="fedtutor")

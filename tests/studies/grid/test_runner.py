@@ -102,6 +102,19 @@ def test_a_cell_has_the_numbers_of_an_ordinary_run(tmp_path, images):
     assert names(store) == ["cells.jsonl"]
 
 
+def test_a_cell_keeps_the_means_of_its_last_probes(tmp_path, images):
+    plain, probed = (cells("fedavg", seeds=(4,), probe_every=every)[0] for every in (0, 1))
+    assert plain.hash == probed.hash
+    store = Store(tmp_path / "grid")
+    measure([probed], store)
+    run = runs.execute(probed.experiment, images, tmp_path / "run", progress=False)
+    found = store.find(plain).diagnostics
+    mean = sum(record["probe"]["drift"] for record in run.metrics) / 3
+    assert found["probe_drift"] == pytest.approx(mean, abs=1e-5)
+    assert {"probe_own_accuracy", "probe_averaged_calibration_error", "probe_test_clients"} <= found.keys()
+    assert sum(name.startswith("probe_") for name in found) == 14
+
+
 def test_what_is_finished_or_another_process_works_on_is_left_alone(tmp_path, trained):
     wanted, store = cells("fedavg", seeds=(0, 1, 2)), Store(tmp_path)
     measure(wanted[:1], store)

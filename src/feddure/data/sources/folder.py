@@ -2,7 +2,7 @@
 
     PATH/labelled/<class>/**          images whose class is known
     PATH/unlabelled/**                images whose class is not (may be missing)
-    PATH/test/<class>/**              images to test on
+    PATH/test/<class>/**              images to test on (may be missing where `validation` sets labelled ones aside)
 
 or, where each site is to be one client, PATH/clients/<site>/labelled/ and PATH/clients/<site>/unlabelled/ in
 place of the first two. Files are taken in the order of their names; hidden files are passed over. The name of
@@ -153,8 +153,6 @@ def _spelling_problems(folders: Iterable[Path], what: str) -> Iterator[str]:
 
 def _training(root: Path, problems: list[str]) -> tuple[tuple[str, ...], list[_Image]]:
     parts = _parts(root, {"labelled", "unlabelled", "test", "clients"}, problems)
-    if "test" not in parts:
-        problems.append(f"{root}: no test/ folder; expected test/<class>/ with the images to test on")
     if "clients" not in parts:
         return (), list(_owned(root, parts, problems))
     if parts & {"labelled", "unlabelled"}:

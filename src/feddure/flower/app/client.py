@@ -43,7 +43,7 @@ from feddure.flower.app.policy import check_policy, check_size
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
-from feddure.flower.app.site_data import Site, open_share, open_site
+from feddure.flower.app.site_data import Site, open_share, open_site, set_aside
 from feddure.methods.base import State
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
@@ -114,7 +114,7 @@ def read_experiment(text: str, device: str = "") -> Experiment:
 
     Flower starts a process for each message; compiling would take longer there than it saves.
     """
-    experiment = experiments.build(yaml.safe_load(text))
+    experiment = experiments.build(yaml.safe_load(text) or {})
     engine: dict[str, Any] = {"lanes": 1}
     if experiment.engine.compile == "auto":
         engine["compile"] = False
@@ -136,7 +136,7 @@ class Worker:
         began = time.perf_counter()
         check_size(self.experiment, task.assignment.steps, task.assignment.unlabelled_batch)
         before, note = self._recall(task, memory)
-        tests = self._test(site, received) if task.evaluate and len(site.data.dataset.test_images) else {}
+        tests = self._test(site, received) if task.evaluate else {}
         result = self.work(site, task, received, before)
         if self.method.memory:
             memory.keep(task.assignment.round, result.memory, (task.remembered_round, task.checkpointed_round))
@@ -172,14 +172,21 @@ class Worker:
         return {name: tensor.to(self.engine.device) for name, tensor in found.items()}, None
 
     def _test(self, site: Site, received: State) -> dict[str, float | int]:
-        """The received model on the site's own test images; nothing where a method sends its model in parts."""
+        """The received model on the site's own test and validation images; nothing of a model that is sent in parts."""
         if not {"theta", "statistics"} <= received.keys():
             return {}
-        network = self.engine.program(self.experiment, site.data.dataset).network
-        test_images, classes = self.engine.images(site.data.dataset), len(site.data.dataset.classes)
-        found = evaluate(network, received["theta"], received["statistics"], test_images, classes)
-        images = len(site.data.dataset.test_images)
-        return {"test.accuracy": found["accuracy"], "test.loss": found["loss"], "test.images": images}
+        found: dict[str, float | int] = {}
+        dataset, validation = site.data.dataset, site.data.validation
+        network, images = self.engine.program(self.experiment, dataset).network, self.engine.images(dataset)
+        model = network, received["theta"], received["statistics"], images, len(dataset.classes)
+        if len(dataset.test_images):
+            tested = evaluate(*model)
+            found |= {f"test.{name}": tested[name] for name in ("accuracy", "loss")}
+            found["test.images"] = len(dataset.test_images)
+        if len(validation):
+            found["validation.accuracy"] = evaluate(*model, validation)["accuracy"]
+            found["validation.images"] = len(validation)
+        return found
 
 
 def _means(result: Result) -> dict[str, float]:
@@ -265,10 +272,18 @@ def train(message: Message, context: Context) -> Message:
 
 def _introduction(site: Site, experiment: str) -> str:
     asked = yaml.safe_load(experiment) or {}
-    left_out = f" ({len(site.data.unreadable)} unreadable files are left out)" if site.data.unreadable else ""
+    data, share = site.data, asked.get("validation")
+    notes = [f"{len(data.unreadable)} unreadable files are left out"] if data.unreadable else []
+    if len(data.validation):
+        notes.append(f"{len(data.validation):,} more labelled ones are set aside for validation")
+    elif share:
+        notes.append(f"too few are labelled to set {share:g} of them aside for validation")
+    if not len(data.labelled):
+        notes.append("methods that learn from labels alone do not draw a site without any")
     return (
         f"a run asks for this site: {asked.get('method')}, {asked.get('rounds')} rounds; the server was told of "
-        f"{len(site.data.labelled):,} labelled and {len(site.data.unlabelled):,} unlabelled images{left_out}"
+        f"{len(data.labelled):,} labelled and {len(data.unlabelled):,} unlabelled images"
+        + (f" ({'; '.join(notes)})" if notes else "")
     )
 
 
@@ -280,6 +295,9 @@ def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int
         parts.append(
             f"received model {100 * report['test.accuracy']:.1f} % on {report['test.images']:,} own test images"
         )
+    if "validation.accuracy" in report:
+        held = report["validation.images"]
+        parts.append(f"{100 * report['validation.accuracy']:.1f} % on {held:,} images set aside for validation")
     parts.append(f"{report['seconds']:.1f} s, {received / 1e6:.2f} MB received, {sent / 1e6:.2f} MB to send")
     line = f"round {report['round']}/{rounds}: {', '.join(parts)}"
     return f"{line}; {report['memory']}" if report.get("memory") else line
@@ -292,7 +310,7 @@ def _open(context: Context, experiment: str) -> Site:
         return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
     check_approval(node, experiment)
-    return open_site(node, str(context.run_config.get("description", "")))
+    return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
 
 
 @lru_cache(maxsize=2)

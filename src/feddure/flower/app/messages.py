@@ -5,11 +5,11 @@ config record. Trained parameters are in the array record `parameters`, one flat
 (`theta`; FedMatch: `sigma`, `psi`, `helper.0`, ...), batch-norm statistics in the array record `statistics`: they
 are no weights, and privacy mods treat them differently. Arrays keep their type, so a round trip is exact.
 
-What leaves a site, and nothing else: its name and its numbers of labelled, unlabelled, unreadable and test images;
-each round the method's upload, the seconds and the process that the work took, and means over all images and steps of
-the round (losses, the weight of pseudo labels, accuracy on the site's own test images); or, in place of all this, the
-text of a problem, which names no folder and no file of the site. Nothing is told of a single image or step, or of a
-single class, but for the class counts in ProxyFL's upload.
+What leaves a site, and nothing else: its name and its numbers of labelled, unlabelled, unreadable, test and validation
+images; each round the method's upload, the seconds and the process that the work took, and means over all images and
+steps of the round (losses, the weight of pseudo labels, accuracy on the site's own test images and on those that it set
+aside for validation); or, in place of all this, the text of a problem, which names no folder and no file of the site.
+Nothing is told of a single image or step, or of a single class, but for the class counts in ProxyFL's upload.
 """
 
 import re
@@ -43,7 +43,7 @@ class Task:
     run_name: str  # of the run, for the site's memory; the same after a resume
     remembered_round: int  # the last round whose update of this site the server used; 0 for none
     checkpointed_round: int  # the same as of the server's last checkpoint, to which it may go back
-    evaluate: bool = False  # also test the received model on the site's own test images
+    evaluate: bool = False  # also test the received model on the site's own test and validation images
     clipping_norm: float = 0.0
     dp_epsilon: float = 0.0
     dp_delta: float = 0.0

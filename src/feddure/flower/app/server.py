@@ -27,7 +27,7 @@ from feddure.flower.app.approval import run_hash
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
-from feddure.flower.app.policy import relays_uploads
+from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
@@ -46,7 +46,6 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
-_MOST_TESTS = 10**8
 _KEPT_CHECKPOINTS = 3
 
 
@@ -187,7 +186,8 @@ class Rounds:
         means = [(answer.steps, reports[answer.client]) for answer in used]
         record["train"] = _combine(means, messages.accepts_mean(server.method))
         record["federation"] = self._describe(assignments, reports, traffic, problems)
-        if server.due() and len(server.dataset.test_images):
+        record |= _validation(server.round, means)
+        if server.due():
             record |= server.test()
         seconds = time.perf_counter() - began
         at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
@@ -336,8 +336,8 @@ class Rounds:
         sites = []
         for client in (assignment.client for assignment in assignments):
             report = reports.get(client, {})
-            tests = _tests(report)
-            if tests is None:
+            tests, validation = (_tests(report, on) for on in ("test", "validation"))
+            if tests is None or validation is None:
                 log(f"round {self._server.round}: site '{name(client)}' reports a test that cannot be: not recorded")
             found = {
                 "site": name(client),
@@ -348,6 +348,7 @@ class Rounds:
                 "problem": problems.get(client),
                 "memory": one_line(report["memory"]) if "memory" in report else None,
                 "test_of_received_model": tests or None,
+                "validation_of_received_model": validation or None,
             }
             sites.append({key: value for key, value in found.items() if value is not None})
         return {
@@ -413,7 +414,12 @@ def _make_server(
     # A real site has images; one without any here has not been heard of yet.
     heard = [each for each in counts if each.total] if description is not None else counts
     experiment = _settle_batch(experiment, heard or counts, real=description is not None)
-    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity)
+    validation = None
+    if description is None and experiment.validation:
+        validation = site_data.share_out(experiment, options.data_dir)[1].validation
+    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity, validation=validation)
+    if len(heard) == len(counts) and not any(each.labelled for each in counts):
+        raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
     unlabelled = [sites.name(client) for client, each in enumerate(counts) if each.unlabelled]
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
@@ -463,21 +469,32 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
     return found
 
 
+def _validation(round_number: int, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The accuracy of the model that sites received, the last round's, on all images that they set aside."""
+    found = []
+    for _, report in reports:
+        accuracy, images = (_number(report.get(f"validation.{name}")) for name in ("accuracy", "images"))
+        if accuracy is not None and images is not None and 0 <= accuracy <= 1 and 0 < images <= MOST_IMAGES:
+            found.append((accuracy, images))
+    total = sum(images for _, images in found)
+    if not total or round_number == 1:  # the first model has learned nothing
+        return {}
+    accuracy = sum(accuracy * images for accuracy, images in found) / total
+    return {"validation": {"accuracy": accuracy, "images": total, "round": round_number - 1}}
+
+
 def _number(value: Any) -> int | float | None:
     """A number that a site reported, or None for anything else."""
     return value if type(value) in (int, float) and abs(value) <= _LARGEST else None
 
 
-def _tests(report: Mapping[str, Any]) -> dict[str, float] | None:
-    """What a site says of the received model on its own test images; None where that cannot be."""
-    found = {key: value for key in _TESTS if (value := report.get(f"test.{key}")) is not None}
-    if not found:
-        return {}
-    accuracy, loss, images = (_number(found.get(key)) for key in _TESTS)
-    if accuracy is None or loss is None or images is None:
-        return None
-    possible = 0 <= accuracy <= 1 and loss >= 0 and isinstance(images, int) and 0 < images <= _MOST_TESTS
-    return found if possible else None
+def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
+    """What a site says of the received model on its own `test` or `validation` images; None where that cannot be."""
+    found = {key: value for key in _TESTS if (value := report.get(f"{on}.{key}")) is not None}
+    limits_of = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
+    numbers = {key: number for key in found if (number := _number(found[key])) is not None}
+    possible = numbers.keys() == found.keys() and all(0 <= numbers[key] <= limits_of[key] for key in numbers)
+    return found if possible and isinstance(numbers.get("images", 0), int) else None
 
 
 def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
@@ -487,4 +504,6 @@ def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
         parts.append(f"loss {record['train']['loss']:.3f}")
     if "test" in record:
         parts.append(f"accuracy {100 * record['test']['accuracy']:.1f} %")
+    if "validation" in record:
+        parts.append(f"validation {100 * record['validation']['accuracy']:.1f} %")
     return ", ".join([*parts, f"{seconds:.1f} s"])

@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from feddure import config, data, experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
+from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.data.sources import images as image_files
@@ -85,6 +86,7 @@ class SiteData:
     labelled: np.ndarray
     unlabelled: np.ndarray
     unreadable: tuple[Unreadable, ...]
+    validation: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # labelled, never trained on
 
     def counts(self) -> dict[str, int]:
         """Labelled images of each class of the description."""
@@ -331,9 +333,20 @@ class Site:
             "unlabelled": len(self.data.unlabelled),
             "unreadable": len(self.data.unreadable),
             "tests": len(self.data.dataset.test_images),
+            "validation": len(self.data.validation),
             "version": VERSION,
             "pid": os.getpid(),
         }
+
+
+def set_aside(site: Site, experiment: Experiment) -> Site:
+    """The site with a share of its labelled images for validation: those of the simulator on the same folders."""
+    if not experiment.validation:
+        return site
+    labels = site.data.dataset.labels  # all that are known may be used
+    held = recipes.hold_out(labels, experiment.validation, experiment.partition_seed, site.client)
+    rest = np.setdiff1d(site.data.labelled, held)
+    return replace(site, data=replace(site.data, labelled=rest, validation=held))
 
 
 def open_site(node: Mapping[str, Any], run_description: str) -> Site:
@@ -389,7 +402,7 @@ def _shown(value: Any) -> str:
 def open_share(client: int, clients: int, experiment: Experiment, data_dir: str) -> Site:
     """A client of Flower's simulation: its share of the experiment's own partition of a named data set."""
     experiment = with_clients(experiment, clients)
-    dataset, partition = _share_out(experiment.dataset, data_dir, experiment.partition, experiment.partition_seed)
+    dataset, partition = share_out(experiment, data_dir)
     if client >= partition.clients:
         raise DataError(f"client {client}: data set '{dataset.name}' was shared out over {partition.clients} clients")
     share = SiteData(dataset, partition.labelled[client], partition.unlabelled[client], ())
@@ -406,7 +419,8 @@ def with_clients(experiment: Experiment, clients: int) -> Experiment:
 
 def share_identity(experiment: Experiment) -> str:
     """What clients of a simulation must agree on."""
-    return f"{experiment.dataset} {experiment.partition.model_dump_json()} {experiment.partition_seed}"
+    partition, seed = experiment.partition.model_dump_json(), experiment.partition_seed
+    return f"{experiment.dataset} {partition} {seed} {experiment.validation}"
 
 
 def data_folder(given: str) -> Path | None:
@@ -414,7 +428,15 @@ def data_folder(given: str) -> Path | None:
     return Path(given).expanduser() if given else None
 
 
+def share_out(experiment: Experiment, data_dir: str) -> tuple[Dataset, Partition]:
+    """The data set of a simulation, and who owns what."""
+    options, seed = experiment.partition, experiment.partition_seed
+    return _share_out(experiment.dataset, data_dir, options, seed, experiment.validation)
+
+
 @lru_cache(maxsize=2)
-def _share_out(name: str, data_dir: str, options: config.PartitionOptions, seed: int) -> tuple[Dataset, Partition]:
+def _share_out(
+    name: str, data_dir: str, options: config.PartitionOptions, seed: int, validation: float
+) -> tuple[Dataset, Partition]:
     dataset = data.load(name, data_folder(data_dir))
-    return dataset, partitions.make(dataset, options, seed)
+    return dataset, partitions.make(dataset, options, seed, validation)

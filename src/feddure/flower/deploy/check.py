@@ -91,7 +91,7 @@ def _check_images(
         text = f"{len(found.unreadable):,} unreadable file(s) left out; they are named below"
         found.findings.append(Finding("note", "images", text))
     if not labelled:
-        text = "no labelled image: only methods that learn from unlabelled images alone train here"
+        text = "no labelled image: this site can join; methods that learn from labels alone do not draw it"
         found.findings.append(Finding("note", "images", text))
     elif not found.unlabelled:
         found.findings.append(Finding("note", "images", "no unlabelled image: only labels are learned from here"))

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, named
-from feddure.tracking.summary import mean_of
+from feddure.tracking.summary import mean_of, points
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
@@ -94,8 +94,8 @@ class GridProgress:
 
     def _finished_line(self, cell: Cell, found: Measurement) -> str:
         line = (
-            f"{self._names[cell.hash]}: {100 * found.accuracy_last10:.2f} % ({mean_of(len(found.curve))}), "
-            f"{100 * found.accuracy_last:.2f} % (last), {found.seconds:.0f} s"
+            f"{self._names[cell.hash]}: {points(found.accuracy_last10)} % ({mean_of(len(found.curve))}), "
+            f"{points(found.accuracy_last)} % (last), {found.seconds:.0f} s"
         )
         if found.left_out:
             share = f"{100 * found.left_out:.0f} %" if found.left_out >= 0.01 else "less than 1 %"

@@ -26,7 +26,7 @@ from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, empty, named, unmeasured
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
-from feddure.tracking.summary import evaluations, summarise
+from feddure.tracking.summary import VALIDATION, evaluations, summarise
 
 CHECKPOINT_SECONDS = 300.0
 """A kill costs a cell at most about this much of its time."""
@@ -171,7 +171,7 @@ class _UnderWay(Observer):
         self._store = worker.store
         self._folder = worker.store.unfinished(cell.hash)
         experiment = cell.experiment
-        partition = partitions.make(dataset, experiment.partition, experiment.partition_seed)
+        partition = partitions.make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
         self.federation = Federation(experiment, dataset, partition, engine)
         if checkpoint.is_of_other_code(experiment, self._folder):
             (self._folder / checkpoint.FILE).unlink()
@@ -188,7 +188,8 @@ class _UnderWay(Observer):
     def round_done(self, federation: Federation, record: records.Record, seconds: float) -> None:
         with failures.writing(self._folder):
             self._recorder.write(record, seconds)
-            self._accuracy = record.get("test", {}).get("accuracy", self._accuracy)
+            evaluated = record.get("test") or record.get("validation") or {}
+            self._accuracy = evaluated.get("accuracy", self._accuracy)
             if time.monotonic() > self._noted + _SECONDS_BETWEEN_NOTES:
                 self._note()
         if federation.finished:
@@ -218,10 +219,9 @@ class _UnderWay(Observer):
         metrics = records.read(self._folder / records.METRICS)
         found = summarise(metrics, records.read(self._folder / records.TIMING))
         averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
-        assert found.accuracy_last is not None
-        assert found.accuracy_last10 is not None
         ways = sorted({way for record in metrics for way in record["communication"]})
         means = diagnostics.last_means(diagnostics.trace(metrics)) if any(r.get("diagnostics") for r in metrics) else {}
+        means |= diagnostics.probe_means(metrics)
         return Measurement(
             config_hash=self._cell.hash,
             experiment=experiments.changes(self._cell.experiment),
@@ -238,4 +238,5 @@ class _UnderWay(Observer):
             diagnostics={name: round(value, 5) for name, value in means.items() if name != "round"},
             bytes_per_round={way: fmean(record["communication"].get(way, 0) for record in metrics) for way in ways},
             environment=self._environment,
+            **{name: getattr(found, name) for name in VALIDATION},
         )

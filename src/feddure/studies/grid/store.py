@@ -28,6 +28,7 @@ from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
 from feddure.files import write_whole
 from feddure.studies.grid.failures import Problem, writing
+from feddure.tracking.summary import VALIDATION
 
 CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
 OWN_CODE = "own_code"
@@ -64,8 +65,8 @@ class Measurement:
     experiment: dict[str, Any]  # what differs from the defaults
     rounds: int
     local_steps: float  # of a client in a round, on average
-    accuracy_last: float  # shares of 1, as all accuracies here
-    accuracy_last10: float
+    accuracy_last: float | None  # shares of 1, as all accuracies here; none where there are no test images
+    accuracy_last10: float | None
     curve: list[tuple[int, float, float | None]]  # round, accuracy, accuracy of the averaged model
     seconds: float  # of its rounds
     build_seconds: float  # compiling and capturing
@@ -76,10 +77,15 @@ class Measurement:
     diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
     bytes_per_round: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    validation_last10: float | None = None
+    validation_ema: float | None = None
+    validation_best: float | None = None
+    accuracy_best: float | None = None  # in the round of `validation_best`
 
 
 _NOT_WRITTEN: dict[str, Any] = {
-    "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {}
+    "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {},
+    **dict.fromkeys(VALIDATION),
 }  # fmt: skip
 
 

@@ -218,7 +218,7 @@ def _variants(every: Sequence[Cell], measured: Measured) -> Iterator[Cell]:
     """Measured experiments that differ from a cell of the study in fields of their method alone."""
 
     def place(experiment: Experiment) -> str:
-        return experiment.model_dump_json(exclude={*_of_methods(), "engine", "checkpoint_every"})
+        return experiment.model_dump_json(exclude={*_of_methods(), "engine", "checkpoint_every", "probe_every"})
 
     places = {place(cell.experiment): cell for cell in every}
     hashes = {cell.hash for cell in every}
