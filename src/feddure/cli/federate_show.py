@@ -147,14 +147,14 @@ def show_status(found: "Status", folder: Path) -> None:
 
 def show_audit(found: "Audit") -> None:
     """An audit log's entries, and whether they are what was written."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
     table = Table("time", "event", "what", box=None, padding=(0, 1))
     for entry in found.entries:
         facts = {key: value for key, value in entry.items() if key not in ("time", "event", "before", "sites")}
         table.add_row(_text(entry.get("time", "")), _text(entry["event"]), _text(_facts(facts)))
         for site in entry["sites"] if isinstance(entry.get("sites"), list) else ():
             table.add_row("", "", _text(_facts(site) if isinstance(site, dict) else str(site)))
-    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+    console.print(table)
     if found.torn:
         console.print("the last line was being written when its process ended; the next entry vouches for it")
     if found.problem:
