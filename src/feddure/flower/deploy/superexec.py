@@ -22,7 +22,7 @@ def start_hiding_token(command: Sequence[str], **options: Any) -> subprocess.Pop
         file.write(command[position + 1].encode())
         file.seek(0)
         hidden = ["--token-file", f"/dev/fd/{file.fileno()}"]
-        # Flower's program for a run asks itself to end when this process is gone, and then waits for a server for minutes.
+        # A run's program asks itself to end when this process is gone, and then waits for a server for a minute.
         ending = ending_with_parent([*command[:position], *hidden, *command[position + 2 :]], signal.SIGKILL)
         return subprocess.Popen(ending, pass_fds=[file.fileno()], **options)
 
