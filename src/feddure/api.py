@@ -2,13 +2,15 @@
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from feddure import data, experiments, methods
+from feddure import data, methods, recommended
 from feddure import nn as networks
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset, check
@@ -19,6 +21,7 @@ from feddure.serving.load import read_network
 from feddure.simulation import runs
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
+from feddure.tracking.sites import SiteAccuracy, site_accuracies
 from feddure.tracking.summary import Summary, summarise
 
 
@@ -47,6 +50,12 @@ class Run:
         return summarise(self._run.metrics, self._run.timing)
 
     @property
+    def sites(self) -> list[SiteAccuracy]:
+        """Each client's accuracy under its own class mix and on the common test set; of the averaged model if any."""
+        averaged = self.summary.accuracy_ema_last is not None
+        return site_accuracies(self._run.metrics, self._run.partition, "test_ema" if averaged else "test")
+
+    @property
     def model(self) -> nn.Module:
         """The trained global model, ready to evaluate."""
         return read_network(self.folder)[1]
@@ -67,6 +76,7 @@ def run(
     setting: str | None = None,
     method: str | type[Method] | None = None,
     model: str | Callable[..., nn.Module] | None = None,
+    init: Path | str | None = None,
     rounds: int | None = None,
     seed: int | None = None,
     out: Path | str | None = None,
@@ -80,7 +90,8 @@ def run(
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
-    `observers` are told of every round (`feddure.Observer`).
+    `observers` are told of every round (`feddure.Observer`); `init` is a model to start from. A `folder:` or `npz:`
+    data set without preset and file takes the preset `recommended`.
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
@@ -89,16 +100,22 @@ def run(
         "partition.setting": setting,
         "method": _name(method, methods.register),
         "model": _name(model, networks.register),
+        "init": None if init is None else str(init),
         "rounds": rounds,
         "seed": seed,
         **(sets or {}),
     }
-    experiment = experiments.load(preset, Path(config_file) if config_file else None, changes)
+
+    def read(name: str) -> Dataset:
+        if isinstance(dataset, Dataset):
+            return check(dataset, f"data set '{dataset.name}'")
+        return data.load(name, Path(data_dir) if data_dir else None, progress)
+
+    file = Path(config_file) if config_file else None
+    say = partial(print, file=sys.stderr) if progress else lambda line: None
+    experiment, looked_at = recommended.load(preset, file, changes, (), read, say)
     folder = Path(out) if out is not None else default_folder(experiment)
-    if isinstance(dataset, Dataset):
-        images = check(dataset, f"data set '{dataset.name}'")
-    else:
-        images = data.load(experiment.dataset, Path(data_dir) if data_dir else None, progress)
+    images = looked_at or read(experiment.dataset)
     runs.execute(experiment, images, folder, resume, progress, observers)
     return Run(folder)
 

@@ -148,6 +148,10 @@ class Experiment(_Section):
         "aggregate",
         description="Batch-norm statistics are averaged over clients, or recomputed before each evaluation.",
     )
+    init: str | None = Field(
+        None, description="Model to start from: a finished run's folder or a .safetensors file; empty: a fresh network."
+    )
+    init_sha256: str | None = Field(None, description="The hash of that file, filled in when it is named.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random decision.")
     rounds: int = Field(200, ge=1, description="Number of communication rounds R.")
     clients_per_round: int = Field(5, ge=1, description="Number S of clients drawn each round, without replacement.")

@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from feddure import methods
+from feddure import methods, pretrained
 from feddure.config import DIRICHLET, Experiment
 from feddure.data import partition
 from feddure.errors import ConfigError
@@ -29,7 +29,9 @@ SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
 or meaning does not show in them and needs the next number."""
 
-_NOT_IN_RESULTS = {"engine": {"lanes", "compile", "device"}, "checkpoint_every": True, "probe_every": True}
+_NOT_IN_RESULTS = {
+    "engine": {"lanes", "compile", "device"}, "checkpoint_every": True, "probe_every": True, "init": True
+}  # fmt: skip
 
 # What other programs call some fields; for hints only.
 _OTHER_NAMES = {
@@ -92,6 +94,8 @@ def load(
         _assign(tree, key, value)
     for key, value in overrides.items():
         _assign(tree, key, value)
+    if "init" in overrides or (tree.get("init") and not tree.get("init_sha256")):
+        tree |= pretrained.identify(tree["init"])
     return build(tree)
 
 
@@ -132,6 +136,8 @@ def _check_together(experiment: Experiment) -> None:
             f"clients_per_round is {experiment.clients_per_round} but partition.clients is {part.clients}: "
             "a round cannot draw more clients than there are"
         )
+    if (experiment.init is None) != (experiment.init_sha256 is None):
+        raise ConfigError("init and init_sha256 belong together: name the model file with --init, which fills in both")
     optimizer = experiment.optimizer
     if optimizer.name == "adam" and (optimizer.momentum or optimizer.nesterov):
         raise ConfigError(

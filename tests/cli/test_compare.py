@@ -68,7 +68,7 @@ def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
     assert "report  out/report.html" in found
     assert methods_in(tmp_path / "out" / "comparison.csv") == [("fedavg", "0 1"), ("fedavg-matched", "0 1")]
     inside = folders.visible(tmp_path / "out")
-    files = {"comparison.yaml", "comparison.csv", "paired.csv", "report.html"}
+    files = {"comparison.yaml", "comparison.csv", "paired.csv", "sites.csv", "report.html"}
     assert inside == {f"{method}-seed{seed}" for method in ("fedavg", "fedavg-matched") for seed in (0, 1)} | files
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def compare(
     dataset: options.DatasetName = None,
     setting: options.Setting = None,
     model: options.Model = None,
+    init: options.Init = None,
     rounds: options.Rounds = None,
     clients: options.Clients = None,
     sets: options.Sets = None,
@@ -43,8 +45,8 @@ def compare(
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
 
-    Writes comparison.csv, paired.csv and report.html, and for each method and seed an ordinary run folder. A method
-    that fails is listed with the reason; the others are compared, and the exit code is 1.
+    Writes comparison.csv, paired.csv, sites.csv and report.html, and for each method and seed an ordinary run folder. A
+    method that fails is listed with the reason; the others are compared, and the exit code is 1.
 
     Examples:
 
@@ -52,11 +54,13 @@ def compare(
     feddure compare --preset demo                              # four methods, minutes on two CPU cores
     feddure compare --preset demo --seeds 0,1,2                # with intervals
     feddure compare --preset aaai24 --methods fedavg-matched,fedavg-fixmatch,feddure --seeds 0,1,2,3,4
+    feddure compare --preset demo --methods local,fedavg-matched,fedtutor   # is joining worth it, site by site?
+    feddure compare --dataset folder:my/images                 # the same of your own images
     feddure compare --out runs/compare-demo --resume           # after Ctrl-C, a kill or a power cut
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data, experiments
+    from feddure import api, data, experiments, recommended
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
@@ -73,9 +77,14 @@ def compare(
         "partition.setting": setting,
         "partition.clients": clients,
         "model": model,
+        "init": init,
         "rounds": rounds,
     }
-    experiment = experiments.load(preset, file, changes, sets or ())
+    console = plain_console(stderr=True)
+    read = partial(data.load, data_dir=data_dir, progress=True)
+    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print)
+    if looked_at is not None:
+        preset = recommended.NAME
     usual = experiments.compared(preset) if preset is not None else ([], [])
     named = options.names("--methods", methods) or usual[0]
     chosen = options.numbers("--seeds", seeds) if seeds is not None else usual[1]
@@ -85,9 +94,8 @@ def compare(
     name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
     folder = out if out is not None else api.new_folder(f"compare-{name}")
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
-    images = data.load(experiment.dataset, data_dir, progress=True)
+    images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)
-    console = plain_console(stderr=True)
     console.print(f"comparison folder: {folder}")
     began = time.monotonic()
     try:
@@ -114,6 +122,8 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     if len(view.pairs()):
         Console().print("", table(f"against {plan.against}", view.pairs(), view.about_pairs()))
     console = plain_console()
+    for sentence in view.joining.sentences() if view.joining is not None else ():
+        console.print(f"\n{sentence}")
     console.print(f"\nreport  {found.report}")
     console.print(f"tables  {folder / study.TABLE_FILE}\n        {folder / study.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from feddure.cli import federate_sites
-from feddure.cli.options import Sets
+from feddure.cli.options import Init, Sets
 from feddure.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
@@ -249,6 +249,7 @@ def run(
     rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Start from this preset (`feddure config`).")] = None,
+    init: Init = None,
     sets: Sets = None,
     test: Annotated[
         str | None, typer.Option("--test", help="The server's test images, a folder for each class; default: none.")
@@ -276,6 +277,7 @@ def run(
     ```text
     feddure federate run lungs --method feddure --rounds 50 --test held-out
     feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
+    feddure federate run lungs --method fedtutor --init pretrained.safetensors
     feddure federate run lungs --out lungs/runs/feddure --resume
     feddure federate run lungs --out lungs/runs/feddure --resume --round 17
     ```
@@ -296,6 +298,7 @@ def run(
         "method": method,
         "rounds": rounds,
         "seed": seed,
+        "init": str(Path(init).expanduser().resolve()) if init is not None else None,
         "settings": shlex.join(sets or ()) or None,
         "test-folder": str(ImageFolder.parse(test, "--test").resolve()) if test is not None else None,
         "minimum-sites": minimum_sites,

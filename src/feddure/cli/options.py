@@ -24,6 +24,10 @@ Sets = Annotated[
 DatasetName = Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")]
 Setting = Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch, pairs or sites.")]
 Model = Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")]
+Init = Annotated[
+    str | None,
+    typer.Option("--init", metavar="MODEL", help="Start from this model: a finished run's folder or a .safetensors."),
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 

@@ -1,5 +1,6 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ def run(
     setting: options.Setting = None,
     method: Annotated[str | None, typer.Option("--method", help="Method name or package.module:Class.")] = None,
     model: options.Model = None,
+    init: options.Init = None,
     rounds: options.Rounds = None,
     clients: options.Clients = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
@@ -34,11 +36,12 @@ def run(
     feddure run --preset aaai24 --setting iid-iid --seed 1     # the paper's set-up, one GPU
     feddure run --preset demo --method fedavg-sl --set rounds=50
     feddure run --preset aaai24 --set server.ema=0.9           # also test a model averaged over rounds
-    feddure run --dataset folder:my/images --setting sites --model cnn --rounds 50
+    feddure run --dataset folder:my/images                     # your own: the preset recommended, fitted to them
+    feddure run --dataset folder:my/images --init runs/pretrained
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data, experiments
+    from feddure import api, data, recommended
     from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 
@@ -48,16 +51,18 @@ def run(
         "partition.clients": clients,
         "method": method,
         "model": model,
+        "init": init,
         "rounds": rounds,
         "seed": seed,
     }
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
-    experiment = experiments.load(preset, file, changes, sets or ())
-    folder = out if out is not None else api.default_folder(experiment)
-    images = data.load(experiment.dataset, data_dir, progress=True)
-    options.expect_clients(clients, experiment.partition.setting, images)
     console = plain_console(stderr=True)
+    read = partial(data.load, data_dir=data_dir, progress=True)
+    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print)
+    folder = out if out is not None else api.default_folder(experiment)
+    images = looked_at or read(experiment.dataset)
+    options.expect_clients(clients, experiment.partition.setting, images)
     console.print(f"run folder: {folder}")
     finished_before = runs.is_finished(folder)
     try:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure.cli import grids
-from feddure.cli.options import DataDir
+from feddure.cli.options import DataDir, Init
 from feddure.cli.tables import plain_console, table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _MOST_LINES = 30  # combinations that a plan lists
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="What to sweep over; see below.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: runs/sweep-FILE.")] = None,
+    init: Init = None,
     merge: grids.Merge = None,
     jobs: grids.Jobs = 1,
     ray: grids.Ray = None,
@@ -69,7 +70,7 @@ def sweep(
     from feddure.studies import sweep as study
     from feddure.studies.grid.store import Store
 
-    wanted = study.read(file)
+    wanted = study.read(file, init)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     grids.work_if_job(wanted.cells(), Store(folder), data_dir)
     study.check_folder(wanted, folder)

@@ -33,7 +33,10 @@ PROBED_TEST_IMAGES = 2000
 class Federation:
     """One experiment between rounds: its server, who owns which images, and the engine that trains clients."""
 
-    def __init__(self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine):
+    def __init__(
+        self, experiment: Experiment, dataset: Dataset, partition: Partition, engine: Engine, resumes: bool = False
+    ):
+        """Where it `resumes`, a checkpoint is read next, and the experiment's `init` is not needed."""
         owned = zip(partition.labelled, partition.unlabelled, strict=True)
         counts = [ImageCounts(len(x), len(u), int(np.isin(x, u).sum())) for x, u in owned]
         self._hostile = attacks.attackers(experiment, partition.clients)
@@ -46,6 +49,7 @@ class Federation:
             self._statistics_of if experiment.batch_norm == "static" else None,
             partition.validation,
             attacks.claimed_counts(experiment.attack, self._hostile, counts),
+            resumes,
         )
         _expect_labels(self.server.method, dataset)
         _expect_tests(dataset, partition)

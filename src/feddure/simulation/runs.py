@@ -24,6 +24,7 @@ from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import FeddureWarning, RunError
 from feddure.files import write_json, write_whole
+from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint
 from feddure.simulation.engine import Engine
@@ -36,7 +37,6 @@ from feddure.tracking.observer import Observer
 from feddure.tracking.tensorboard import TensorBoard
 
 PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
-MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
 LOCK_FILE = ".lock"
 
 
@@ -69,7 +69,8 @@ def execute(
         return records.read_run(folder)
     # What cannot be run leaves nothing behind: the federation comes before anything is written.
     engine = engine or Engine(experiment.engine)
-    federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine)
+    resumes = (folder / checkpoint.FILE).exists()
+    federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine, resumes)
     with lock(folder):
         if not resume:
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile

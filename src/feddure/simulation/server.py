@@ -21,7 +21,7 @@ from feddure.data.geometry import PADDING
 from feddure.errors import ConfigError, DataError
 from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
-from feddure.simulation import robust
+from feddure.simulation import initial, robust
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate
 from feddure.simulation.program import new_heads, new_module
@@ -69,6 +69,7 @@ class Server:
     if any, are not looked at. `data_identity` is a hash of what the clients train on or under. `statistics_of` gives a
     model (θ and its batch-norm statistics) the statistics with which it is evaluated and exported. `validation` are the
     training images that nobody trains on. Weights go by what clients `claimed` to have, where that is not the truth.
+    One that `resumes` gets its state from a checkpoint and needs no `init`.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Server:
         statistics_of: Callable[[Tensor, Tensor], Tensor] | None = None,
         validation: np.ndarray | None = None,
         claimed: Sequence[ImageCounts] | None = None,
+        resumes: bool = False,
     ):
         self.experiment = experiment
         self.dataset = dataset
@@ -97,6 +99,8 @@ class Server:
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
         self.round = 0
         network, module = self.program.network, new_module(experiment, dataset)
+        if experiment.init is not None and not resumes:
+            initial.fill(module.to(network.master), experiment, dataset)
         self.method.prepare(network, dataset.shape)
         theta, statistics = network.take(module, new_heads(experiment, module, network.classifier))
         state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
@@ -323,6 +327,7 @@ def mean_evaluation(found: Mapping[int, dict]) -> dict:
         "per_class": np.mean([one["per_class"] for one in every], axis=0).tolist(),
         "confusion": np.sum([one["confusion"] for one in every], axis=0).tolist(),
         "by_client": {str(client): one["accuracy"] for client, one in sorted(found.items())},
+        "per_class_by_client": {str(client): one["per_class"] for client, one in sorted(found.items())},
     }
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feddure.studies.compare_report import View
 
 PLAN_FILE, TABLE_FILE, PAIRED_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "paired.csv", "report.html"
+SITES_FILE = "sites.csv"
 REFERENCE = "fedavg-matched"
 """Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
 

@@ -14,9 +14,10 @@ from feddure.reports import figures, frame, style
 from feddure.reports.figures import Curve
 from feddure.reports.frame import Difference, mean_sd, signed
 from feddure.reports.names import data_size
-from feddure.reports.page import Section, Text, embed, table
+from feddure.reports.page import Group, Section, Text, embed, table
 from feddure.reports.run_report import write_report
-from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, TABLE_FILE, Plan
+from feddure.studies import joining
+from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FILE, Plan
 from feddure.studies.grid.failures import Problem
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, duration, number
@@ -49,6 +50,18 @@ class View:
                 found[method, which] = difference
         return found
 
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row a run, model and client: its accuracy under its own class mix and on the common test set, in %."""
+        return joining.sites(self.runs)
+
+    @cached_property
+    def joining(self) -> joining.Joining | None:
+        """What the federated methods give to a site that could train alone; None where nobody does, or nobody else."""
+        alone = [method for method in self.plan.methods if not known_methods.exchanges(method)]
+        found = joining.Joining(self.sites, alone[0]) if alone else None
+        return found if found and found.pairs else None
+
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
 
@@ -57,8 +70,11 @@ class View:
         """Whether runs have images set aside for validation."""
         return bool(self.frame["validation_last10"].notna().any())
 
-    def methods(self) -> pd.DataFrame:
-        """The methods in the plan's order, as people read them; those that have failed are last."""
+    def methods(self, own_mix: bool = False) -> pd.DataFrame:
+        """The methods in the plan's order, as people read them; those that have failed are last.
+
+        `own_mix` adds the mean over clients of the accuracy under their own class mixes, for who has the room.
+        """
         lines = []
         for method in self.plan.methods:
             own = self._of(method)
@@ -72,12 +88,18 @@ class View:
                     "last": mean_sd(own["accuracy_last"]),
                     "last 10": mean_sd(own["accuracy_last10"]),
                     **({"validation": mean_sd(own["validation_last10"])} if self.validated else {}),
+                    **({"own mix": mean_sd(self._own_mix(method))} if own_mix else {}),
                     "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
         lines += [{"method": method, "last": "failed"} for method in self.failed]
         return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
+
+    def _own_mix(self, method: str) -> pd.Series:
+        """By seed, the mean over clients of the accuracy under their own class mixes."""
+        own = self.sites[(self.sites["method"] == method) & (self.sites["model"] == "last")]
+        return own.groupby("seed")["own_mix"].mean()
 
     def pairs(self) -> pd.DataFrame:
         """The differences by the accuracy that comparisons use."""
@@ -141,6 +163,9 @@ class View:
             for (method, which), d in self.differences.items()
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
+        if len(self.sites):
+            shares = self.sites.assign(**{test: (self.sites[test] / 100).round(6) for test in joining.TESTS})
+            frame.write_csv(folder / SITES_FILE, shares)
 
 
 def write(folder: Path, view: View) -> Path:
@@ -148,15 +173,37 @@ def write(folder: Path, view: View) -> Path:
     formats = style.line_styles((method, "") for method in view.plan.methods)
     titles = {method: known_methods.title(method) for method in (*view.plan.methods, *view.failed)}
     shown = [formats.get((method, "")) for method in view.methods()["method"]]
-    methods = view.methods().replace({"method": titles})
-    parts: list[Any] = [Text(view.about_methods()), table(methods, numbers_from=1, formats=shown)]
+    methods = view.methods(own_mix=True).replace({"method": titles})
+    about = f"{view.about_methods()} Own mix: last 10 under each client's own class mix, mean over clients."
+    parts: list[Any] = [Text(about), table(methods, numbers_from=1, formats=shown)]
     pairs = view.pairs().replace({"method": titles})
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
         parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
+    if view.joining is not None:
+        named = bool(view.runs[0].partition.get("sites"))  # clients that were dealt are others with every seed
+        parts += _joining(view.joining, titles, named)
     if len(view.plan.seeds) > 1:
         parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
     return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
+
+
+def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> list[Any]:
+    """The answer to a site's first question, in sentences, a table and a picture."""
+    about = (
+        f"{titles[found.alone]} is each site by itself, with as many steps as it takes in the federation. A site's own "
+        "class mix weighs the accuracy of each class on the common test set by the site's share of it. Sites that have "
+        "not trained alone, as those without a label, are left out. Dots above the line are sites that gain."
+    )
+    picture = embed(joining.figure(found), "Each site's accuracy alone and joined")
+    return [
+        Text("Is joining worth it?", "heading"),
+        *(Text(sentence) for sentence in found.sentences()),
+        table(found.table().replace({"method": dict(titles)}), numbers_from=3),
+        Text(about, "fact"),
+        picture,
+        *([Group([table(found.by_site(), numbers_from=1)], "Site by site, %, mean over seeds")] if named else ()),
+    ]
 
 
 def mean_curves(view: View) -> figures.Figure:

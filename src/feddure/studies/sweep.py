@@ -58,14 +58,17 @@ class Sweep:
         return [cell for of_a_seed in zip(*(point.cells for point in self.points), strict=True) for cell in of_a_seed]
 
 
-def read(file: Path) -> Sweep:
-    """The sweep that a file describes; errors name the file and the key. Modules beside the file can be imported."""
+def read(file: Path, init: str | None = None) -> Sweep:
+    """The sweep that a file describes, with all experiments from a model (`--init`); errors name file and key.
+
+    Modules beside the file can be imported.
+    """
     text, tree = _read(file)
     beside = str(file.parent.resolve())
     if beside not in sys.path:
         sys.path.append(beside)
     try:
-        return _expand(file, text, tree)
+        return _expand(file, text, tree, init)
     except FeddureError as error:
         if str(error).startswith(f"{file}: "):
             raise
@@ -108,7 +111,7 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
     return Store(folder)
 
 
-def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
+def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None) -> Sweep:
     for key in tree:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS) or f"; expected {', '.join(_KEYS)}"
@@ -121,6 +124,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     preset, named = tree.get("preset"), str(tree.get("preset") or tree["config"])
     start = file.parent / tree["config"] if "config" in tree else None  # found from where the sweep's file lies
     fixed = _fields("set", tree.get("set"))
+    fixed |= {"init": init} if init is not None else {}
     axes = _axes(tree.get("grid"))
     cases, notes = _cases(tree.get("cases"))
     seeds = _seeds(tree.get("seeds", [0]))

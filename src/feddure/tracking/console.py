@@ -19,7 +19,8 @@ from rich.table import Table
 
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import Record, Run
-from feddure.tracking.summary import NOTHING, number, summarise
+from feddure.tracking.sites import mean_own_mix
+from feddure.tracking.summary import NOTHING, evaluations, number, percent, summarise
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WINDOW = 50  # rounds over which speed is measured
@@ -136,6 +137,10 @@ def summary_table(run: Run) -> Table:
     table = Table("", escape(run.name), box=SIMPLE_HEAD)
     for name, value in summarise(run.metrics, run.timing).rows():
         table.add_row(name, value)
+    model = "test_ema" if evaluations(run.metrics, "accuracy", "test_ema") else "test"
+    own_mix = mean_own_mix(run.metrics, run.partition, model)
+    if own_mix is not None:
+        table.add_row("under clients' own class mixes, mean", percent(own_mix))
     return table
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
+from safetensors.torch import save_file
 
 import federated
 import tiny
@@ -154,6 +155,29 @@ def test_a_killed_server_goes_on_from_its_last_checkpoint(root, monkeypatch):
     tiny.assert_equal(server.state, expected.state)
     assert [record["round"] for record in written(root)] == [1, 2, 3, 4, 5]
     assert written(root)[-1]["test_ema"] == expected.test()["test_ema"]
+
+
+def test_a_run_starts_from_the_servers_model_and_resumes_without_its_file(root, monkeypatch):
+    first = simulated(root)
+    file = root / "first.safetensors"
+    save_file(first.model_state(), file)
+    expected = simulated(root, init=str(file), rounds=2)
+    write = server_app.checkpoint.write
+
+    def stop(server, folder):
+        if server.round > 1:
+            raise Killed
+        write(server, folder)
+
+    nodes = federated.grid(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app.checkpoint, "write", stop)
+        with pytest.raises(Killed):
+            federated.federate(root, nodes, init=str(file))
+    assert "first.safetensors" not in str([message.content for message in nodes.sent])
+    file.unlink()
+    server = federated.federate(root, resume=True)
+    tiny.assert_equal(server.state, expected.state)
 
 
 def test_a_run_resumed_without_a_site_is_the_undisturbed_one(root, tmp_path, monkeypatch):

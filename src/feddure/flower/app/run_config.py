@@ -25,6 +25,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "method": ("", "Method; empty for the preset's."),
     "rounds": (0, "Number of rounds; 0 for the preset's."),
     "seed": (-1, "Seed; -1 for the preset's."),
+    "init": ("", "Model to start from, at the server: a finished run's folder or a .safetensors file; empty for none."),
     "settings": ("", "Any other fields of an experiment: key=value, with spaces between several."),
     "run-folder": ("runs/federation", "Where the server writes the run."),
     "resume": (False, "Go on with the run that is in the run folder."),
@@ -130,6 +131,8 @@ def as_resumed(options: RunOptions) -> RunOptions:
     if present is None:
         return options
     tree = options.experiment.model_dump()
+    if options.experiment.init is None:
+        tree |= {"init": present.init, "init_sha256": present.init_sha256}
     if options.experiment.unlabelled_batch == "auto":
         tree["unlabelled_batch"] = present.unlabelled_batch
     if options.description is None and not options.clients_given:
@@ -143,6 +146,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
         "method": values["method"] or None,
         "rounds": values["rounds"] or None,
         "seed": values["seed"] if values["seed"] >= 0 else None,
+        "init": values["init"] or None,
         "checkpoint_every": 1,
     }
     if description is None:

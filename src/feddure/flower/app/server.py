@@ -67,7 +67,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
     if options.description is not None:
-        log(f"sites approve this run as {run_hash(experiments.to_yaml(options.experiment))}")
+        log(f"sites approve this run as {run_hash(_for_sites(options.experiment))}")
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.epsilon and server.state["statistics"].numel():
@@ -133,7 +133,7 @@ class Rounds:
         self._head = ""  # hash of the last entry
         self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
         self._most_bytes = limits.upload_bytes(self._shapes)
-        self._experiment = experiments.to_yaml(server.experiment)
+        self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
         self._capped: set[int] = set()  # clients whose weight was cut, as the operator knows
@@ -379,7 +379,7 @@ def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
         grid,
         names,
         fingerprint,
-        experiments.to_yaml(options.experiment),
+        _for_sites(options.experiment),
         options.timeout_seconds,
         Registry(options.server_folder),
         AuditLog(options.server_folder),
@@ -417,7 +417,9 @@ def _make_server(
     validation = None
     if description is None and experiment.validation:
         validation = site_data.share_out(experiment, options.data_dir)[1].validation
-    server = Server(experiment, dataset, counts, Engine(experiment.engine), identity, validation=validation)
+    resumes = (options.folder / checkpoint.FILE).exists()
+    engine = Engine(experiment.engine)
+    server = Server(experiment, dataset, counts, engine, identity, validation=validation, resumes=resumes)
     if len(heard) == len(counts) and not any(each.labelled for each in counts):
         raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
     unlabelled = [sites.name(client) for client, each in enumerate(counts) if each.unlabelled]
@@ -427,6 +429,11 @@ def _make_server(
             f"at {', '.join(unlabelled)}; use another method"
         )
     return server
+
+
+def _for_sites(experiment: Experiment) -> str:
+    """The experiment as sites are told it: the file that the server starts from is its own."""
+    return experiments.to_yaml(experiment.model_copy(update={"init": None, "init_sha256": None}))
 
 
 def _settle_batch(experiment: Experiment, counts: list[ImageCounts], real: bool) -> Experiment:

@@ -19,6 +19,7 @@ from feddure.flower.app.sanitize import printable
 from feddure.flower.deploy.control import CONNECTION, LOOPBACK, Control, RunState, Show, program, shown
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import Terminated, is_listening
+from feddure.simulation import checkpoint
 from feddure.simulation import runs as simulation_runs
 from feddure.simulation.engine import Engine
 from feddure.simulation.server import ImageCounts, Server
@@ -55,7 +56,9 @@ def run(
     if resume and (present := simulation_runs.read_config(run_folder)) is not None:
         # Sites that were added since take part in the next run.
         description = description.model_copy(update={"sites": description.sites[: present.partition.clients]})
-    wanted = (last_options(folder, run_folder) if resume else {}) | dict(options)
+    asked = last_options(folder, run_folder) if resume else {}
+    asked.pop("init", None)  # its weights are in the checkpoint: the file may be gone
+    wanted = asked | dict(options)
     here = {"run-folder": str(run_folder), "resume": resume, "server-folder": str(folder.server.resolve())}
     here |= {"round": round_number} if round_number else {}
     # A mistake is told before a run is started, and before it is noted as what the run was asked for.
@@ -221,7 +224,9 @@ def preflight(options: run_config.RunOptions, description: Description) -> None:
     # The network is made where it takes no memory of a GPU that the run needs.
     engine = Engine(experiment.engine.model_copy(update={"device": "cpu", "precision": "fp32", "compile": False}))
     counts = [ImageCounts(1, 1) for _ in description.sites]
-    server = Server(experiment, site_data.without_images(description), counts, engine, description.fingerprint())
+    resumes = options.resume and (options.folder / checkpoint.FILE).exists()
+    shown = site_data.without_images(description)
+    server = Server(experiment, shown, counts, engine, description.fingerprint(), resumes=resumes)
     if options.protection.epsilon and server.state["statistics"].numel():
         raise ConfigError("--dp-epsilon: batch-norm statistics cannot be made private; add --set norm=group")
 

@@ -172,9 +172,10 @@ class _UnderWay(Observer):
         self._folder = worker.store.unfinished(cell.hash)
         experiment = cell.experiment
         partition = partitions.make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
-        self.federation = Federation(experiment, dataset, partition, engine)
         if checkpoint.is_of_other_code(experiment, self._folder):
             (self._folder / checkpoint.FILE).unlink()
+        resumes = (self._folder / checkpoint.FILE).exists()
+        self.federation = Federation(experiment, dataset, partition, engine, resumes)
         checkpoint.read(self.federation.server, self._folder)
         began = time.perf_counter()
         self.federation.prepare()

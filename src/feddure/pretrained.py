@@ -1,0 +1,70 @@
+"""Model files that experiments start from: safetensors alone, known by their hash; no code that a file names is run."""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from feddure.errors import ConfigError
+
+MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
+"""Of a run's folder: the last global model, and its average over rounds where the server keeps one."""
+
+
+def identify(source: str | None) -> dict[str, str | None]:
+    """The fields of a configuration that starts from here: the model's file, absolute, and its hash."""
+    if not source:
+        return {"init": None, "init_sha256": None}
+    path = Path(source).expanduser().resolve()
+    if path.is_dir():
+        if not (path / MODEL_FILE).is_file():
+            raise ConfigError(
+                f"init (--init) {source}: {MODEL_FILE} is not in this folder; expected the folder of a finished run"
+            )
+        path /= AVERAGED_FILE if (path / AVERAGED_FILE).is_file() else MODEL_FILE
+    try:
+        about = path.stat()
+        return {"init": str(path), "init_sha256": _sha256(path, about.st_mtime_ns, about.st_size)}
+    except OSError as problem:
+        raise _unreadable(path, problem) from None
+
+
+def read(path: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file, and what feddure wrote about them, if it did; refused where its hash is another."""
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise _unreadable(path, problem) from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ConfigError(
+            f"init (--init) {path}: the file has changed since this experiment was made of it; bring the old one back, "
+            "or name the new one with --init for another experiment"
+        )
+    try:
+        tensors = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = json.loads(header.get("__metadata__", {}).get("feddure", "{}"))
+    except (SafetensorError, ValueError) as problem:
+        raise ConfigError(
+            f"init (--init) {path}: not a whole safetensors file ({problem}); "
+            "`feddure export --format safetensors` writes one"
+        ) from None
+    return tensors, about if isinstance(about, dict) else {}
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, modified: int, size: int) -> str:
+    """Grids ask for the same file with every cell."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unreadable(path: Path, problem: OSError) -> ConfigError:
+    return ConfigError(
+        f"init (--init) {path}: cannot be read ({problem.strerror}); expected a run's folder or a .safetensors file"
+    )

@@ -1,0 +1,94 @@
+"""The preset `recommended`: sizes by the data and the machine, for people's own images.
+
+The rule. Sites are the clients, or the images are dealt to as many clients as have 20 labelled images each, 10 at most.
+All of them take part in a round, 10 at most. A step has 10 labelled and 20 unlabelled images; a round passes once over
+the mean client's unlabelled images, but takes 20 to 45 steps. With a GPU a ResNet-9 trains for 200 rounds at the rate
+5e-4; without one a quarter of its width, or from 48 pixels on the small CNN, at 1e-3, for as many rounds as make about
+6,000 steps of all clients together, but 20 to 100: minutes on two cores.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from feddure import experiments
+from feddure.config import Experiment
+from feddure.data.dataset import Dataset
+
+NAME = "recommended"
+OWN_IMAGES = ("folder:", "npz:")
+_STEPS, _ROUNDS, _MOST_CLIENTS, _LABELS = (20, 45), (20, 100), 10, 20
+_STEPS_IN_ALL = 6000
+
+
+class Size(NamedTuple):
+    """What sizes depend on."""
+
+    labelled: int
+    unlabelled: int
+    sites: int  # 0 where images have no owners
+    side: int  # pixels
+    gpu: bool
+
+
+def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Fields by their dotted keys and the reasons in a sentence; what was `given` stays and the rest fits to it."""
+    dealt = max(2, min(_MOST_CLIENTS, size.labelled // _LABELS))
+    found: dict[str, Any] = {"partition.setting": "sites" if size.sites else "iid-iid"} | dict(given)
+    of_sites = size.sites > 0 and found["partition.setting"] == "sites"
+    found = {"partition.clients": size.sites if of_sites else dealt} | found
+    clients = size.sites if of_sites else found["partition.clients"]
+    network = "resnet9" if size.gpu else "resnet9-slim" if size.side < 48 else "cnn"
+    found = {
+        "clients_per_round": min(clients, _MOST_CLIENTS),
+        "model": network,
+        "unlabelled_batch": 20,
+        "optimizer.learning_rate": 5e-4 if size.gpu else 1e-3,
+    } | found
+    batch = found["unlabelled_batch"] if isinstance(found["unlabelled_batch"], int) else 20
+    unlabelled = round(size.unlabelled / clients)
+    found = {"local_steps": _between(math.ceil(unlabelled / batch), *_STEPS)} | found
+    steps = found["local_steps"] if isinstance(found["local_steps"], int) else math.ceil(unlabelled / batch)
+    in_a_round = max(1, steps) * found["clients_per_round"]
+    found = {"rounds": 200 if size.gpu else _between(_STEPS_IN_ALL // in_a_round, *_ROUNDS)} | found
+    found = {"evaluate_every": max(1, found["rounds"] // 20)} | found
+    said = (
+        f"{found['model']} {'on a GPU' if size.gpu else 'without a GPU'}; {found['clients_per_round']} of {clients} "
+        f"clients a round; {found['local_steps']} steps a round because a client has about {unlabelled:,} unlabelled "
+        f"images; {found['rounds']} rounds, {found['rounds'] * in_a_round:,} steps in all"
+    )
+    return found, said
+
+
+def load(
+    preset: str | None,
+    file: Path | None,
+    changes: Mapping[str, Any],
+    sets: Iterable[str],
+    read: Callable[[str], Dataset],
+    say: Callable[[str], None],
+) -> tuple[Experiment, Dataset | None]:
+    """The experiment that a command or call asks for, and its images where they had to be looked at.
+
+    A user's own images without a preset or file take this preset.
+    """
+    given = {key: value for key, value in changes.items() if value is not None} | experiments.parse_sets(sets)
+    name = str(given.get("dataset") or experiments.load(NAME).dataset)
+    if preset != NAME and (preset is not None or file is not None or not name.startswith(OWN_IMAGES)):
+        return experiments.load(preset, file, dict(changes), sets), None
+    experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
+    images = read(name)
+    # A benchmark's labels are the partition's to choose; about a tenth is usual.
+    labelled = int(images.labelled.sum()) if images.labelled is not None else len(images.labels) // 10
+    gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
+    size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu)
+    found, said = recommend(size, given)
+    say(f"preset {NAME}: {said}. --set changes any field, --preset all of them")
+    return experiments.load(NAME, None, found, sets), images
+
+
+def _between(value: int, least: int, most: int) -> int:
+    return max(least, min(most, value))

@@ -1,0 +1,157 @@
+"""Is joining worth it? What each site has alone and what it has in the federation, on the same seeds.
+
+Accuracies are means of the last ten evaluations, in per cent: on the common test set, and under a site's own class mix
+(`tracking.sites`). Where the server averages the global model, the averaged one is what a site would use.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from feddure import methods as known_methods
+from feddure.reports import frame, style
+from feddure.reports.figures import WIDE, Figure
+from feddure.reports.frame import Difference, signed
+from feddure.tracking.records import Run
+from feddure.tracking.sites import site_accuracies
+from feddure.tracking.summary import NOTHING
+
+TESTS = {"own_mix": "own class mix", "common": "common test set"}
+_MODELS = {"test": "last", "test_ema": "averaged"}
+
+
+def sites(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row for each run, model and client."""
+    rows = []
+    for run in runs:
+        named = run.partition.get("sites") or ()
+        for model, kind in _MODELS.items():
+            for found in site_accuracies(run.metrics, run.partition, model):
+                unlabelled = sum(run.partition["unlabelled"][found.client])
+                unknown = (run.partition.get("unknown") or [0] * (found.client + 1))[found.client]
+                rows.append(
+                    {
+                        "method": run.experiment.method,
+                        "seed": run.experiment.seed,
+                        "site": named[found.client] if named else f"client {found.client}",
+                        "model": kind,
+                        "labelled": sum(run.partition["labelled"][found.client]),
+                        "unlabelled": unlabelled + unknown,
+                        "own_mix": None if found.own_mix is None else 100 * found.own_mix,
+                        "common": 100 * found.common,
+                    }
+                )
+    columns = ["method", "seed", "site", "model", "labelled", "unlabelled", *TESTS]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(TESTS, float))
+
+
+class Joining:
+    """Every federated method of a comparison against `alone`, the method whose clients exchange nothing."""
+
+    def __init__(self, found: pd.DataFrame, alone: str):
+        self.alone = alone
+        by_site = found.set_index(["seed", "site"])
+        mine = by_site[by_site["method"] == alone]
+        self.pairs: dict[tuple[str, str], pd.DataFrame] = {}  # (method, model) → a row a seed and site that has both
+        for (method, model), theirs in by_site[by_site["method"] != alone].groupby(["method", "model"], sort=False):
+            both = theirs[list(TESTS)].add_suffix("_joined").join(mine[list(TESTS)].add_suffix("_alone"), how="inner")
+            if len(both):
+                self.pairs[str(method), str(model)] = both
+
+    def best(self) -> dict[str, pd.DataFrame]:
+        """For each method what a site would use: its averaged model where there is one."""
+        return {method: both for (method, _), both in sorted(self.pairs.items(), key=lambda one: one[0][1] != "last")}
+
+    def table(self) -> pd.DataFrame:
+        """What sites have alone and joined, and how many of them gain."""
+        lines = []
+        for (method, model), both in self.pairs.items():
+            for test, name in TESTS.items():
+                gain = difference(both, test)
+                if gain is None:
+                    continue
+                kept = both.dropna(subset=[f"{test}_joined", f"{test}_alone"])
+                lines.append(
+                    {
+                        "method": method,
+                        "model": model,
+                        "tested on": name,
+                        "alone": f"{kept[f'{test}_alone'].mean():.1f}",
+                        "joined": f"{kept[f'{test}_joined'].mean():.1f}",
+                        "gain": signed(gain.mean),
+                        "95 % interval": gain.interval or NOTHING,
+                        "sites that gain": f"{100 * share(both, test):.0f} %",
+                    }
+                )
+        return pd.DataFrame(lines)
+
+    def by_site(self) -> pd.DataFrame:
+        """What each site has alone and with each method, mean over seeds."""
+        best = self.best()
+        parts = {}
+        for test, name in TESTS.items():
+            mine = pd.concat([both[f"{test}_alone"] for both in best.values()])
+            parts[f"alone, {name}"] = mine.groupby("site").mean()
+            for method, both in best.items():
+                parts[f"{known_methods.title(method)}, {name}"] = both[f"{test}_joined"].groupby("site").mean()
+        found = pd.DataFrame(parts).map(lambda value: NOTHING if value != value else f"{value:.1f}")
+        return found.reset_index(names="site")
+
+    def sentences(self) -> list[str]:
+        """The answer, a sentence a method."""
+        return [_sentence(method, both) for method, both in self.best().items()]
+
+
+def difference(both: pd.DataFrame, test: str) -> Difference | None:
+    """The mean site's gain by joining, seed by seed."""
+    means = both[[f"{test}_joined", f"{test}_alone"]].dropna().groupby("seed").mean()
+    ours, theirs = (dict(zip(means.index, means[name], strict=True)) for name in means)
+    return frame.paired(ours, theirs)
+
+
+def share(both: pd.DataFrame, test: str) -> float:
+    """The share of sites that gain by joining."""
+    kept = both[[f"{test}_joined", f"{test}_alone"]].dropna()
+    return float((kept[f"{test}_joined"] > kept[f"{test}_alone"]).mean())
+
+
+def _sentence(method: str, both: pd.DataFrame) -> str:
+    title, own, common = known_methods.title(method), difference(both, "own_mix"), difference(both, "common")
+    assert common is not None, "sites without a pair are not in the table"
+    main, test = (own, "own_mix") if own is not None else (common, "common")
+    interval = f" (95 % interval {main.interval})" if main.interval else ""
+    parts = [f"{signed(main.mean)} points on {_PLACES[test]}{interval}"]
+    parts += [f"{signed(common.mean)} on {_PLACES['common']}"] if own is not None else []
+    if main.above or main.below:
+        answer = "is worth it" if main.above else "does harm"
+    else:
+        answer = "cannot be told from training alone" if main.n > 1 else "cannot be judged by one seed"
+    gaining = f"{100 * share(both, test):.0f} % of sites gain"
+    return f"Joining with {title} {answer}: {' and '.join(parts)}; {gaining}."
+
+
+_PLACES = {"own_mix": "a site's own class mix", "common": "the common test set"}
+
+
+def figure(found: Joining) -> Figure:
+    """A dot for each site and seed, alone across and joined up, under its own mix and on the common test set."""
+    best = found.best()
+    formats = style.line_styles((method, "") for method in best)
+    with style.applied():
+        canvas = style.new_figure(WIDE, 4.6)
+        values = np.concatenate([both.to_numpy(dtype=float) for both in best.values()])
+        low, high = float(np.nanmin(values)) - 3, min(float(np.nanmax(values)) + 3, 100.5)
+        for place, test in enumerate(TESTS, 1):
+            axes = canvas.add_subplot(1, 2, place)
+            for method, both in best.items():
+                kept = both[[f"{test}_alone", f"{test}_joined"]].dropna()
+                dots = formats[method, ""] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
+                axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], **dots)
+            axes.plot([low, high], [low, high], "-", color=style.MUTED, linewidth=1, zorder=0)
+            axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="alone", ylabel="joined")
+            axes.set_title(f"Accuracy on {_PLACES[test]}, %")
+        handles = [Line2D([], [], **formats[method, ""] | {"linestyle": ""}) for method in best]
+        style.legend(canvas, map(known_methods.title, best), handles)
+        return canvas

@@ -1,0 +1,111 @@
+"""Is joining worth it: gains site by site, paired over seeds, of the averaged model where there is one."""
+
+import pytest
+
+import tiny
+from feddure.reports.frame import paired
+from feddure.studies import compare_report
+from feddure.studies.compare import compare, make_plan
+from feddure.studies.compare_report import View
+from feddure.tracking import records
+
+PARTITION = {
+    "labelled": [[1, 0], [0, 1], [0, 0]],
+    "unlabelled": [[2, 1], [1, 2], [0, 0]],
+    "unknown": [0, 0, 5],
+    "sites": ["north", "south", "west"],
+}
+CONFUSION = [[5, 5], [5, 5]]
+NORTH, SOUTH = (0.75, 0.25), (0.25, 0.75)  # their class mixes
+
+
+def made_up(tmp_path, method, seed, test, averaged=None):
+    record = {"round": 1, "clients": [0], "steps": [1], "test": test | {"confusion": CONFUSION}}
+    if averaged is not None:
+        record["test_ema"] = averaged | {"confusion": CONFUSION}
+    return records.Run(tmp_path, tiny.experiment(method=method, seed=seed, rounds=1), [record], [], {}, PARTITION)
+
+
+def alone(tmp_path, seed, north, south):
+    """West has no label, and so no model of its own."""
+    per_class = {"0": north, "1": south}
+    by_client = {client: sum(shares) / 2 for client, shares in per_class.items()}
+    test = {"accuracy": 0.5, "per_class": [0.5, 0.5], "by_client": by_client, "per_class_by_client": per_class}
+    return made_up(tmp_path, "local", seed, test)
+
+
+def joined(tmp_path, method, seed, last, averaged=None):
+    tests = [{"accuracy": sum(s) / 2, "per_class": s} if s else None for s in (last, averaged)]
+    return made_up(tmp_path, method, seed, *tests)
+
+
+@pytest.fixture
+def view(tmp_path):
+    runs = [
+        alone(tmp_path, 0, [1.0, 0.0], [0.5, 0.5]),
+        alone(tmp_path, 1, [0.9, 0.1], [0.4, 0.6]),
+        joined(tmp_path, "fedavg-matched", 0, [0.6, 0.6]),
+        joined(tmp_path, "fedavg-matched", 1, [0.5, 0.5]),
+        joined(tmp_path, "fedtutor", 0, [0.5, 0.5], [0.9, 0.8]),
+        joined(tmp_path, "fedtutor", 1, [0.5, 0.5], [0.7, 0.9]),
+    ]
+    return View(make_plan(["local", "fedavg-matched", "fedtutor"], [0, 1]), runs, {})
+
+
+def mixed(mix, shares):
+    return 100 * sum(a * b for a, b in zip(mix, shares, strict=True))
+
+
+def test_gains_are_paired_site_by_site_and_over_seeds(view):
+    found = view.joining
+    both = found.best()["fedtutor"]
+    assert set(both.index) == {(seed, site) for seed in (0, 1) for site in ("north", "south")}
+    assert found.pairs.keys() == {("fedavg-matched", "last"), ("fedtutor", "last"), ("fedtutor", "averaged")}
+    ours = {
+        0: mixed(NORTH, [0.9, 0.8]) + mixed(SOUTH, [0.9, 0.8]),
+        1: mixed(NORTH, [0.7, 0.9]) + mixed(SOUTH, [0.7, 0.9]),
+    }
+    theirs = {
+        0: mixed(NORTH, [1.0, 0.0]) + mixed(SOUTH, [0.5, 0.5]),
+        1: mixed(NORTH, [0.9, 0.1]) + mixed(SOUTH, [0.4, 0.6]),
+    }
+    expected = paired({s: v / 2 for s, v in ours.items()}, {s: v / 2 for s, v in theirs.items()})
+    table = found.table().set_index(["method", "model", "tested on"])
+    row = table.loc["fedtutor", "averaged", "own class mix"]
+    assert row["gain"] == f"{expected.mean:+.1f}"
+    assert row["95 % interval"] == expected.interval
+    assert row["sites that gain"] == "100 %"
+    # 0.6 and 0.5 against north's 0.75 and 0.7 and south's 0.5 and 0.55
+    assert table.loc["fedavg-matched", "last", "own class mix"]["sites that gain"] == "25 %"
+    assert table.loc["fedavg-matched", "last", "common test set"]["alone"] == "50.0"
+
+
+def test_site_by_site(view):
+    found = view.joining.by_site().set_index("site")
+    assert list(found.index) == ["north", "south"]
+    assert found.loc["north", "alone, own class mix"] == f"{(75 + 70) / 2:.1f}"
+    assert found.loc["north", "FedTutor, common test set"] == "82.5"
+
+
+def test_every_federated_method_has_its_answer(view):
+    matched, tutor = view.joining.sentences()
+    assert "cannot be told" in matched
+    assert "FedTutor" in tutor
+    assert "100 % of sites gain" in tutor
+
+
+def test_without_anybody_alone_there_is_no_question(view):
+    plan = make_plan(["fedavg-matched", "fedtutor"], [0, 1])
+    assert View(plan, view.runs[2:], {}).joining is None
+    assert View(make_plan(["local"], [0, 1]), view.runs[:2], {}).joining is None
+
+
+def test_a_comparison_answers_in_its_report_and_lists_the_sites(images, tmp_path, quiet):
+    plan = make_plan(["local", "fedtutor"], [0])
+    found = compare(plan, tiny.experiment(clients_per_round=4), images, tmp_path / "out", progress=False)
+    page = found.report.read_text()
+    assert "Is joining worth it?" in page
+    assert found.view.joining.sentences()[0].replace("'", "&#39;") in page
+    lines = (tmp_path / "out" / compare_report.SITES_FILE).read_text().splitlines()
+    assert len(lines) == 1 + 4 * 3  # alone; the last and the averaged model of FedTutor
+    assert set(found.view.methods(own_mix=True)["own mix"]) != {"–"}
