@@ -108,6 +108,10 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         superlink = ending.enter_context(Process(command, control.environment, folder.log, parent_killed=_KILL))
         write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
         wait_until(lambda: is_listening(LOOPBACK, settings.control_port), superlink, "flower-superlink")
+        for state in control.runs():
+            if state.going_on and state.begun:  # its program ended with the server before this one
+                control.stop(state.run)
+                show(f"run {state.run} was going on when the server ended, and is over: go on with --resume")
         if settings.secure:
             control.register(description.sites)
         sites = _sites_by_key(folder, description) if settings.secure else {}
