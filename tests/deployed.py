@@ -97,6 +97,6 @@ def below(process: Process) -> list[psutil.Process]:
 def superexec(process: Process) -> psutil.Process | None:
     """The SuperExec that a server or a site has started."""
     for each in psutil.Process(process.popen.pid).children():
-        if each.status() != psutil.STATUS_ZOMBIE and any("flower-superexec" in word for word in each.cmdline()):
+        if each.status() != psutil.STATUS_ZOMBIE and any("superexec" in word for word in each.cmdline()):
             return each
     return None

@@ -73,6 +73,11 @@ class ServerOptions(_Section):
     weight: Literal["total", "labelled", "uniform"] = Field(
         "total", description="A client's weight in the mean: all its images, its labelled ones, or 1."
     )
+    weight_cap: float | None = Field(
+        None,
+        ge=1,
+        description="No client weighs more than this many times the median of the round's; `federate run` has 3.",
+    )
     optimizer: Literal["mean", "momentum", "adam"] = Field(
         "mean", description="Take the mean itself, or treat its change as a gradient for momentum or Adam."
     )

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from feddure.cli import federate, federate_show
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.flower.app import description, run_config
+from feddure.flower.app.audit import AuditLog
+from feddure.flower.app.registry import Registry
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import demo, layout, server, status
 from feddure.flower.deploy import run as runs
@@ -22,8 +24,9 @@ from feddure.flower.deploy.control import SiteStatus
 from feddure.flower.deploy.layout import ServerFolder
 from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.status import RunStatus, Status
+from feddure.simulation.server import ImageCounts
 
-COMMANDS = ("init", "renew", "check", "server", "site", "run", "status", "demo")
+COMMANDS = ("init", "renew", "check", "server", "site", "approve", "run", "status", "audit", "demo")
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +97,7 @@ def test_status_and_run_need_the_server(tmp_path):
 def test_a_run_gets_its_options(tmp_path, monkeypatch):
     asked = []
 
-    def start(folder, options, place, show, resume):
+    def start(folder, options, place, show, resume, round_number):
         asked.append((options, place, resume))
         raise RunError("enough")
 
@@ -213,3 +216,27 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch):
         assert list((tmp_path / "demo" / "images" / name / "unlabelled").glob("*.png"))
     with pytest.raises(ConfigError, match="something is there already"):
         run("demo", "--out", tmp_path / "demo")
+
+
+def test_an_audit_log_is_verified_and_printed(tmp_path):
+    folder = ServerFolder(tmp_path / "trees")
+    folder.server.mkdir(parents=True)
+    for number in (1, 2):
+        sites = [{"site": "north", "not_used": "late", "received": {"bytes": 9, "sha256": "ab" * 32}}]
+        AuditLog(folder.server).write("round", round=number, sites=sites)
+    said = run("audit", folder.root)
+    assert "not_used late, received 9 bytes abababababab" in said
+    assert "ok: 2 entries" in said
+    path = folder.server / "audit.jsonl"
+    path.write_text(path.read_text().replace("late", "good", 1))
+    assert "broken: line 2" in run("audit", folder.root, code=1)
+    assert json.loads(run("audit", path, "--json", code=1))["problem"]
+
+
+def test_a_site_counts_with_more_images_once_they_are_approved(tmp_path):
+    init(tmp_path / "trees")
+    registry = Registry(tmp_path / "trees" / "server")
+    for claimed in (ImageCounts(5, 6), ImageCounts(50, 6)):
+        registry.counts("north", claimed)
+    assert "50 labelled" in run("sites", "approve", tmp_path / "trees", "north")
+    assert registry.counts("north", ImageCounts(50, 6)) == ImageCounts(50, 6)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import federated
 import tiny
-from deployed import Deployed, superexec
+from deployed import Deployed, below, superexec
+from feddure.flower.app import audit
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, control, site
 from feddure.flower.deploy.layout import Bundle, read_connection
@@ -39,6 +40,7 @@ class Outcome:
     logs: dict[str, str]
     server_code: int | None
     left_running: list[list[str]]
+    arguments: set[str]  # of all that server and sites started while the run went on
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +61,18 @@ def outcome(tmp_path_factory):
         settings = [word for pair in SETTINGS.split() for word in ("--set", pair)]
         tests = ("--test", root / "images" / "test")
         process = federation.start_run("run", root / "run", "--rounds", 2, *tests, *settings)
-        federation.wait_for(lambda: process.ended, 200, "the run to end")
+        arguments = set()
+
+        def ended():
+            for each in map(below, (server, *(federation.processes[name] for name in federated.SITES))):
+                arguments.update(word for child in each for word in words_of(child))
+            return process.ended
+
+        federation.wait_for(ended, 200, "the run to end")
         status = read_status(federation.folder)
     logs = {file.stem: file.read_text(errors="replace") for file in federation.logs.iterdir()}
     left = [words for each in psutil.process_iter() if str(root) in " ".join(words := words_of(each))]
-    return Outcome(root, process.code, status, logs, server.code, left)
+    return Outcome(root, process.code, status, logs, server.code, left, arguments)
 
 
 def words_of(process):
@@ -133,3 +142,22 @@ def test_nothing_of_a_site_lies_at_the_server(outcome):
     assert runs.PARTITION_FILE not in {path.name for path in (outcome.root / "run").iterdir()}
     about = json.loads((outcome.root / "run" / "federation.json").read_text())
     assert {site["site"]: site["labelled"] for site in about["sites"]} == {"north": 22, "south": 18, "west": 0}
+
+
+def test_the_audit_logs_are_whole_and_agree(outcome):
+    server = audit.read(outcome.root / "federation" / "server" / audit.FILE)
+    assert server.problem == ""
+    events = [entry["event"] for entry in server.entries]
+    assert (events[0], events[-1]) == ("server starts", "server ends")
+    assert {"site joined", "site left", "run begins", "run ends"} <= set(events)
+    received = {
+        site["received"]["sha256"] for entry in server.entries if entry["event"] == "round" for site in entry["sites"]
+    }
+    logs = [audit.read(outcome.root / "federation" / "sites" / name / "state" / audit.FILE) for name in federated.SITES]
+    assert {log.problem for log in logs} == {""}
+    assert {entry["sent"]["sha256"] for log in logs for entry in log.entries} == received
+
+
+def test_no_token_is_among_the_arguments_of_a_process(outcome):
+    assert "--token-file" in outcome.arguments
+    assert "--token" not in outcome.arguments

@@ -157,6 +157,19 @@ def test_a_damaged_checkpoint_is_refused_and_stays(server, tmp_path, damage):
     assert path.read_bytes() == broken
 
 
+def test_a_flipped_byte_in_a_checkpoint_is_noticed(server, tmp_path):
+    """Also in an exponent or in the round's number, where the file stays one that can be read."""
+    checkpoint.write(server, tmp_path)
+    path = tmp_path / checkpoint.FILE
+    good = path.read_bytes()
+    for position in (good.index(b'round\\": 0') + 9, len(good) - 4, len(good) // 2):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        with pytest.raises(RunError, match="the checkpoint is damaged"):
+            checkpoint.read(server, tmp_path)
+    path.write_bytes(good)
+    assert checkpoint.read(server, tmp_path)
+
+
 def test_a_run_without_its_checkpoint_starts_over(tmp_path, whole):
     execute(tmp_path, **LONG)
     (tmp_path / "model.safetensors").unlink()

@@ -165,3 +165,11 @@ def test_finite_updates_that_make_the_model_infinite_are_left_out(images, guilty
     tiny.assert_equal(one.server.state, other.server.state)
     tiny.assert_equal(one.server.moments, other.server.moments)
     assert torch.isfinite(one.server.averaged[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [([5, 4, 90], [5, 4, 15]), ([7, 1], [3, 1]), ([9], [9]), ([2, 3, 3, 2], [2, 3, 3, 2])]
+)
+def test_no_weight_is_more_than_so_many_times_the_median(weights, expected):
+    assert server.capped(weights, 3.0) == expected
+    assert server.capped(weights, None) == weights

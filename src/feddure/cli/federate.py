@@ -1,6 +1,7 @@
 """`feddure federate`: a real federation of sites, encrypted and authenticated, on Flower."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from feddure.cli import federate_sites
 from feddure.cli.options import Init, Sets
 from feddure.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(federate_sites.app, name="sites")
 
 
 @app.callback(help="A real federation of sites: encrypted, authenticated, on Flower.")
@@ -183,6 +186,10 @@ def site(
     allow_modules: Annotated[
         bool, typer.Option("--allow-modules", help="Runs may name classes of modules installed here.")
     ] = False,
+    approve: Annotated[
+        str,
+        typer.Option("--approve", metavar="ask|always|HASH", help="Runs that need approval: each, none, all but one."),
+    ] = "always",
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
@@ -193,6 +200,7 @@ def site(
     feddure federate site north north --data /images
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
     feddure federate site north north --data /images --clip-norm 1.0 --dp-budget 8   # and no further
+    feddure federate site north north --data /images --approve ask       # each run, at this terminal
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
@@ -205,8 +213,41 @@ def site(
     wanted |= {"dp-noise": dp_noise, "dp-budget": dp_budget, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
     images = ImageFolder.parse(data, "--data")
+    if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{16}", approve):
+        raise ConfigError(f"--approve {approve}: expected ask, always, or the 16 digits of a run that its server shows")
+    options |= {} if approve == "always" else {"approve": approve}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)
+
+
+@app.command()
+def approve(
+    folder: SiteFolder,
+    name: SiteName,
+    found: Annotated[
+        str | None, typer.Argument(metavar="[HASH]", help="The run; default: list those that wait.")
+    ] = None,
+    refuse: Annotated[bool, typer.Option("--refuse", help="Say no.")] = False,
+) -> None:
+    """Let a site that was started with `--approve ask` take part in a run.
+
+    Examples:
+
+    ```text
+    feddure federate approve north north                              # what waits, and what it asks for
+    feddure federate approve north north 0123456789abcdef
+    feddure federate approve north north 0123456789abcdef --refuse
+    ```
+    """
+    from feddure.flower.app.approval import Answers
+    from feddure.flower.deploy.layout import find_bundle
+
+    answers = Answers(find_bundle(folder.resolve(), name).state)
+    if found is not None:
+        answers.answer(found, approved=not refuse)
+    words = {True: "approved", False: "refused", None: "waits"}
+    for run_hash, entry in answers.read().items():
+        _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
 
 
 @app.command()
@@ -223,6 +264,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in DIR/runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
+    round_number: Annotated[
+        int | None, typer.Option("--round", min=1, help="With --resume: go back to this round; the last 3 are kept.")
+    ] = None,
     minimum_sites: Annotated[
         int | None,
         typer.Option("--minimum-sites", min=1, help="Sites to start and go on with; default: all, then any."),
@@ -242,6 +286,7 @@ def run(
     feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
     feddure federate run lungs --method fedtutor --init pretrained.safetensors
     feddure federate run lungs --out lungs/runs/feddure --resume
+    feddure federate run lungs --out lungs/runs/feddure --resume --round 17
     ```
     """
     from feddure.cli import federate_show
@@ -253,6 +298,8 @@ def run(
     federation.read()
     if resume and out is None:
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
+    if round_number is not None and not resume:
+        raise ConfigError("--round was given without --resume: only a run that is there can go back")
     given = {
         "preset": preset,
         "method": method,
@@ -269,7 +316,9 @@ def run(
     options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or runs.default_run_folder(federation, method or "feddure")
     _show(f"run folder: {run_folder}")
-    _until_terminated(lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume)))
+    _until_terminated(
+        lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
+    )
 
 
 @app.command()
@@ -287,6 +336,38 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         federate_show.print_json(found)
     else:
         federate_show.show_status(found, folder)
+
+
+@app.command()
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The federation's folder, a site's bundle, or an audit.jsonl.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Verify an audit log and print it; exit code 1 where it was changed.
+
+    Note the last hash somewhere else: with it a log whose end was cut off can be told too.
+
+    Examples:
+
+    ```text
+    feddure federate audit lungs        # the server's
+    feddure federate audit north        # a site's own, in its unpacked bundle
+    ```
+    """
+    from feddure.cli import federate_show
+    from feddure.flower.app import audit
+    from feddure.flower.deploy.layout import Bundle, ServerFolder
+
+    places = (ServerFolder(folder).server / audit.FILE, Bundle(folder).state / audit.FILE)
+    found = audit.read(next((place for place in places if place.exists()), folder))
+    if as_json:
+        federate_show.print_json(found)
+    else:
+        federate_show.show_audit(found)
+    if found.problem:
+        raise typer.Exit(1)
 
 
 @app.command()

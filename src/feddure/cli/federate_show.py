@@ -16,6 +16,8 @@ from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
 
 if TYPE_CHECKING:
+    from feddure.flower.app.audit import Audit
+    from feddure.flower.app.registry import Registration
     from feddure.flower.deploy.check import CheckResult
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import Status
@@ -115,11 +117,13 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    table = Table("site", "status", "since", box=None, padding=(0, 1))
+    table = Table("site", "status", "since", "images", box=None, padding=(0, 1))
     for site in found.sites:
         status = "registered, not seen yet" if site.status == "registered" else site.status
         colour = _COLOURS.get(site.status, "default")
-        table.add_row(_text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since))
+        table.add_row(
+            _text(site.site), f"[{colour}]{_text(status)}[/]", _text(site.since), _images(found.images.get(site.site))
+        )
     console.print(table)
     if not found.runs:
         console.print("\nno runs yet")
@@ -139,6 +143,47 @@ def show_status(found: "Status", folder: Path) -> None:
         )
     console.print()
     console.print(table)
+
+
+def show_audit(found: "Audit") -> None:
+    """An audit log's entries, and whether they are what was written."""
+    console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
+    table = Table("time", "event", "what", box=None, padding=(0, 1))
+    for entry in found.entries:
+        facts = {key: value for key, value in entry.items() if key not in ("time", "event", "before", "sites")}
+        table.add_row(_text(entry.get("time", "")), _text(entry["event"]), _text(_facts(facts)))
+        for site in entry["sites"] if isinstance(entry.get("sites"), list) else ():
+            table.add_row("", "", _text(_facts(site) if isinstance(site, dict) else str(site)))
+    console.print(table)
+    if found.torn:
+        console.print("the last line was being written when its process ended; the next entry vouches for it")
+    if found.problem:
+        console.print(f"[bold red]broken[/]: {escape(found.problem)}; up to there it is what was written")
+    else:
+        console.print(f"[green]ok[/]: {len(found.entries)} entries in one chain; the last is {found.head}")
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    """Facts on one line; of a message its bytes and the beginning of its hash."""
+    parts = []
+    for key, value in facts.items():
+        if isinstance(value, dict) and "sha256" in value:
+            value = f"{value.get('bytes')} bytes {str(value['sha256'])[:12]}"
+        elif isinstance(value, str) and key in ("experiment", "servers_log"):
+            value = value[:12]
+        parts.append(f"{key} {value}")
+    return ", ".join(parts)
+
+
+def _images(registered: "Registration | None") -> str:
+    """What counts for a site, and what it says where that is something else."""
+    if registered is None:
+        return ""
+    counts, claimed = registered.counts, registered.claimed
+    text = f"{counts.labelled:,} labelled, {counts.unlabelled:,} unlabelled"
+    if claimed is None:
+        return text
+    return f"{text} [yellow](says {claimed.labelled:,} and {claimed.unlabelled:,}: `federate sites approve`)[/]"
 
 
 def _from(folder: Path, place: Path) -> Path:

@@ -1,10 +1,13 @@
 """A federation between two rounds, on disk.
 
-One safetensors file holds every tensor and, in its header, the round and the experiment's fingerprint. It is
-written aside and renamed, so that a kill at any moment leaves the previous checkpoint whole.
+One safetensors file holds every tensor and, in its header, the round, the experiment's fingerprint and a hash of all
+of it. It is written aside and renamed, so that a kill at any moment leaves the previous checkpoint whole. A real
+federation also keeps some earlier ones, to which it can go back.
 """
 
+import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from feddure.tracking import records
 from feddure.tracking.observer import Observer
 
 FILE = Path("checkpoint") / "state.safetensors"
+_KEPT = "round-{:06}.safetensors"
 
 
 def write(server: Server, folder: Path) -> None:
@@ -39,7 +43,8 @@ def write(server: Server, folder: Path) -> None:
         "own_code": server.experiment.own_code(),
         "partition": server.data_identity,
     }
-    content = save({name: _plain(tensor) for name, tensor in tensors.items()}, pack_header(header))
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    content = save(plain, pack_header(header | {"sha256": _hash(header, plain)}))
     path = folder / FILE
     try:
         path.parent.mkdir(exist_ok=True)
@@ -50,18 +55,51 @@ def write(server: Server, folder: Path) -> None:
     write_whole(path, content, RunError, durable=True)
 
 
-def read(server: Server, folder: Path) -> bool:
-    """Bring a server to the folder's checkpoint; False where there is none yet."""
+def keep(folder: Path, round_number: int, rounds: Collection[int]) -> None:
+    """Keep the checkpoint just written under its round, and of the earlier ones those of `rounds`."""
+    kept = {folder / FILE.parent / _KEPT.format(number) for number in (round_number, *rounds)}
+    path = folder / FILE.parent / _KEPT.format(round_number)
+    path.unlink(missing_ok=True)
+    try:
+        path.hardlink_to(folder / FILE)  # the next checkpoint is another file
+    except OSError:  # a file system without links
+        write_whole(path, (folder / FILE).read_bytes(), RunError)
+    for other in (folder / FILE.parent).glob("round-*.safetensors"):
+        if other not in kept:
+            other.unlink(missing_ok=True)
+
+
+def kept_rounds(folder: Path) -> list[int]:
+    """The rounds to which a run can go back."""
+    return sorted(int(path.stem.partition("-")[2]) for path in (folder / FILE.parent).glob("round-*.safetensors"))
+
+
+def read(server: Server, folder: Path, round_number: int | None = None) -> bool:
+    """Bring a server to the folder's checkpoint, or to that of a round; False where there is none yet."""
     path = folder / FILE
+    if round_number is not None:
+        path = folder / FILE.parent / _KEPT.format(round_number)
+        if not path.exists():
+            there = ", ".join(map(str, kept_rounds(folder))) or "none"
+            raise RunError(f"{folder}: no checkpoint of round {round_number} was kept; there are: {there}")
     if not path.exists():
         return False
+    instead = f"go on from round {' or '.join(map(str, others))} (--round)" if (others := kept_rounds(folder)) else ""
     device = server.program.network.device
     try:
         with safe_open(path, framework="pt") as file:
             header = read_header(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
-        raise RunError(f"{path}: the checkpoint cannot be read ({problem}); delete it to start over") from None
+        raise RunError(
+            f"{path}: the checkpoint cannot be read ({problem}); {instead or 'delete it to start over'}"
+        ) from None
+    written = header.pop("sha256", None)  # an earlier version wrote none
+    if written is not None and written != _hash(header, tensors):
+        raise RunError(
+            f"{path}: the checkpoint is damaged: its content is not what was written; "
+            f"{instead or 'restore it from a copy, or delete it to start over'}"
+        )
     if "schema" not in header:
         raise RunError(f"{path}: version 0.1 wrote this checkpoint and this version cannot go on from it; start anew")
     if header.get("experiment") != experiments.fingerprint(server.experiment):
@@ -117,6 +155,14 @@ def pack_header(header: dict[str, Any]) -> dict[str, str]:
 def read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     """The header that `pack_header` made, or nothing where another program wrote the file."""
     return json.loads((metadata or {}).get("feddure", "{}"))
+
+
+def _hash(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
+    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

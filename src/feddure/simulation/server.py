@@ -248,7 +248,8 @@ class Server:
             made = {**self.state, "theta": mean}
         elif used:
             uploads = [answer.upload for answer in used]
-            weights, clients = [self._weight(answer.client) for answer in used], [answer.client for answer in used]
+            clients = [answer.client for answer in used]
+            weights = self.weights(clients)
             if combined := robust.combine(options, uploads):
                 uploads, weights, clients = [combined], [1.0], clients[:1]
             made = self.method.aggregate(self.state, uploads, weights, clients, self.round)
@@ -258,6 +259,10 @@ class Server:
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
         return (state, moments) if _all_finite([*new, *moments.values()]) else None
+
+    def weights(self, clients: Sequence[int]) -> list[float]:
+        """How much each of these clients counts in the mean of their updates."""
+        return capped([self._weight(client) for client in clients], self.experiment.server.weight_cap)
 
     def _defend(self, answers: Sequence[Answer]) -> tuple[list[Answer], dict[str, str]]:
         """The answers that are aggregated, no update longer than the bound; and which clients look hostile, and why."""
@@ -316,6 +321,14 @@ def resolve_unlabelled_batch(experiment: Experiment, image_counts: Sequence[Imag
     if wanted != "auto":
         return wanted
     return max(1, round(sum(counts.unlabelled for counts in image_counts) / len(image_counts) / 5))
+
+
+def capped(weights: Sequence[float], cap: float | None) -> list[float]:
+    """Weights of which none is more than `cap` times their median; of an even number the lower one, as one may lie."""
+    if cap is None or not weights:
+        return list(weights)
+    limit = cap * sorted(weights)[(len(weights) - 1) // 2]
+    return [min(weight, limit) for weight in weights]
 
 
 def optimise(options: ServerOptions, before: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

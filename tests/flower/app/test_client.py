@@ -173,7 +173,6 @@ def test_an_unexpected_error_is_answered_without_its_details(root, federation, c
     [
         ({"size": 16}, "size is 16 here, 12 there"),
         ({"classes": ("b", "a", "c", "d")}, "classes is b, a, c, d here, a, b, c, d there"),
-        ({"sites": ("north", "south", "jane-doe")}, "federation (sites)"),
     ],
 )
 def test_a_site_with_another_description_is_told_what_differs(root, federation, tmp_path, capsys, changes, told):

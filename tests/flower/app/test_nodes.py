@@ -3,9 +3,10 @@
 import pytest
 
 import federated
-from feddure.errors import RunError
+from feddure.errors import ConfigError, RunError
 from feddure.flower.app import nodes as connected
 from feddure.flower.app.nodes import ConnectedSites
+from feddure.flower.app.registry import Registry
 from feddure.simulation.server import ImageCounts
 
 
@@ -125,3 +126,35 @@ def test_impossible_numbers_are_refused(root, told):
     found.update()
     assert found.refused[12].startswith("site 'south': it says that")
     assert 1 not in found.by_client
+
+
+class TestRegisteredCounts:
+    """What a site said first counts until the operator approves another number."""
+
+    def join(self, root, labelled):
+        nodes = federated.grid(root)
+        nodes.changes[12] = saying(labelled=labelled)
+        description = federated.DESCRIPTION
+        found = ConnectedSites(nodes, description.sites, description.fingerprint(), "", 5.0, Registry(root))
+        found.update()
+        return found
+
+    def test_a_later_claim_of_more_counts_once_it_is_approved(self, root, capsys):
+        assert self.join(root, 26).by_client[1].counts.labelled == 26
+        found = self.join(root, 10**7)
+        assert found.by_client[1].counts.labelled == 26
+        assert "note: site 'south' says 10000000 labelled" in capsys.readouterr().out
+        assert found.by_client[1].notice
+        assert not found.by_client[0].notice
+        Registry(root).approve("south")
+        found.update()  # while the run goes on
+        assert found.by_client[1].counts.labelled == 10**7
+
+    def test_fewer_images_count_at_once(self, root):
+        self.join(root, 26)
+        assert self.join(root, 5).by_client[1].counts.labelled == 5
+        assert self.join(root, 26).by_client[1].counts.labelled == 26
+
+    def test_a_site_that_nobody_has_heard_of_cannot_be_approved(self, root):
+        with pytest.raises(ConfigError, match="no run has heard of it"):
+            Registry(root).approve("south")

@@ -277,6 +277,7 @@ BAD = [
     (replace_array("theta", lambda v: {"theta": v[:-1]}), "sent 'theta' with shape"),
     (replace_array("theta", lambda v: {"weights": v}), "sent arrays statistics, weights"),
     (replace_array("theta", lambda v: {"theta": v, "more": v}), "sent arrays more, statistics, theta"),
+    (replace_array("theta", lambda v: {"theta": np.tile(v, 9)}), "bytes of arrays, expected at most"),
     (replace_array("theta", lambda v: {"theta": v.astype(np.float32)}), "sent 'theta' as float32, expected float64"),
     (replace_array("theta", lambda v: {"theta": np.array(["a"])}), "sent arrays that cannot be read"),
     (answer_fields(round=70), "answered for another client or round"),
@@ -307,6 +308,22 @@ def test_answers_that_cannot_be_used_are_left_out_and_named(root, capsys):
         kept = [pair for pair in zip(tasks, federation.engine.run(tasks), strict=True) if pair[0].client != 1]
         federation.finish_round(*zip(*kept, strict=True))
     tiny.assert_equal(server.state, federation.server.state)
+
+
+def test_a_site_that_lies_about_its_images_neither_ends_the_run_nor_owns_the_mean(root, capsys):
+    nodes = federated.grid(root)
+
+    def lie(message, reply):
+        if message.metadata.message_type == "query":
+            reply.content.config_records[ANSWER]["unlabelled"] = 99_999_999
+        return reply
+
+    nodes.changes[12] = lie
+    server = federated.federate(root, nodes, settings=AUTO.replace("clients_per_round=2", "clients_per_round=3"))
+    assert server.experiment.unlabelled_batch < 10
+    honest, liar, other = server.weights([0, 1, 2])
+    assert liar == 3 * max(honest, other)
+    assert "note: site 'south' would weigh 1e+08" in capsys.readouterr().out
 
 
 def test_odd_reports_beside_a_proper_update_do_no_harm(root):
@@ -369,7 +386,51 @@ def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(ro
     assert written(root)[-1]["left_out"] == []
 
 
-def test_one_sites_claim_does_not_become_everybodys_batch(root):
+def test_a_run_whose_last_rounds_used_no_site_ends_with_an_error_and_can_go_back(root):
+    """One update of 1e30 is taken in round 4; the sites' own updates are not finite from then on."""
+    nodes = federated.grid(root)
+
+    def poison(message, reply):
+        number = message.content.config_records["task"].get("round", 0)
+        if trains(message) and number == 4:
+            return replace_array("theta", lambda v: {"theta": np.full_like(v, 1e30)})(message, reply)
+        return replace_array("theta", poisoned)(message, reply) if number > 4 else reply
+
+    nodes.changes = dict.fromkeys((11, 12, 13), poison)
+    given = {"settings": ALL, "rounds": 6, "test_folder": ""}
+    for resume in (False, True):  # nothing is left to do the second time, and it is still no success
+        with pytest.raises(RunError, match=r"the last 2 of 6 rounds used no site.*something: 2, 3, 4"):
+            federated.federate(root, nodes, resume=resume, **given)
+    assert not (root / "run" / "model.safetensors").exists()
+    with pytest.raises(RunError, match="no checkpoint of round 1 was kept; there are: 2, 3, 4"):
+        federated.federate(root, resume=True, round=1, **given)
+    server = federated.federate(root, resume=True, round=3, **given)
+    tiny.assert_equal(server.state, simulated(root, settings=ALL, rounds=6).state)
+    assert (root / "run" / "model.safetensors").exists()
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(root, monkeypatch):
+    accuracies = iter((0.1, 0.9, 0.3, 0.2, 0.4, 0.5))
+    found = {"loss": 1.0, "per_class": [], "confusion": []}
+    monkeypatch.setattr(server_app.Server, "test", lambda self: {"test": found | {"accuracy": next(accuracies)}})
+    federated.federate(root, rounds=6)
+    assert server_app.checkpoint.kept_rounds(root / "run") == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "told", [{"test__accuracy": 77.0}, {"test__loss": -1.0}, {"test__images": 2.5}, {"test__accuracy": True}]
+)
+def test_tests_that_cannot_be_are_not_recorded(root, told, capsys):
+    nodes = federated.grid(root)
+    honest = {"test__accuracy": 0.5, "test__loss": 1.0, "test__images": 9}
+    nodes.changes = {11: answer_fields(**honest | told), 12: answer_fields(**honest)}
+    federated.federate(root, nodes, settings=ALL, rounds=1)
+    (record,) = written(root)
+    assert ["test_of_received_model" in site for site in record["federation"]["sites"]].count(True) == 1
+    assert "site 'north' reports a test that cannot be" in capsys.readouterr().out
+
+
+def test_a_batch_too_large_for_anybody_asks_for_a_number(root):
     nodes = federated.grid(root)
 
     def claim(message, reply):
@@ -377,7 +438,7 @@ def test_one_sites_claim_does_not_become_everybodys_batch(root):
             reply.content.config_records[ANSWER].update(unlabelled=10**8)
         return reply
 
-    nodes.changes[13] = claim
+    nodes.changes = dict.fromkeys((12, 13), claim)
     with pytest.raises(ConfigError, match="add unlabelled_batch=N"):
         federated.federate(root, nodes, settings=AUTO)
     assert not (root / "run").exists()
@@ -385,7 +446,7 @@ def test_one_sites_claim_does_not_become_everybodys_batch(root):
 
 def test_huge_parameters_of_one_site_do_not_end_a_fedmatch_run(root):
     """Each is finite; their sum is not."""
-    settings = ALL.replace("fp64", "fp32") + " fedmatch.helper_every=2 fedmatch.helpers=1"
+    settings = ALL.replace("fp64", "fp32") + " fedmatch.helper_every=2 fedmatch.helpers=1 server.norm_bound=null"
     nodes = federated.grid(root)
 
     def huge(message, reply):
@@ -407,7 +468,8 @@ def test_a_site_cannot_write_lines_into_the_log(root, capsys):
     nodes.changes[11] = replace_array("theta", lambda values: {forged: values})
     nodes.changes[12] = lambda m, r: Message(Error(code=2, reason=forged), reply_to=m) if trains(m) else r
     nodes.changes[13] = answer_fields(problem=forged)
-    federated.federate(root, nodes, settings=ALL, rounds=1)
+    with pytest.raises(RunError, match="the last 1 of 1 rounds used no site"):
+        federated.federate(root, nodes, settings=ALL, rounds=1)
     told = [line for line in capsys.readouterr().out.splitlines() if "somewhere" in line]
     assert len(told) == 3
     assert all(line.startswith("feddure: round 1: site '") and line.isprintable() for line in told)
@@ -449,7 +511,10 @@ def test_a_run_goes_on_without_a_site_that_is_refused(root, spoil, refused):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"method": "fedavg-sl"}, "learns from the labels of all images, but the sites have 80"),
+        (
+            {"method": "fedavg-sl"},
+            "learns from the labels of all images, but .* without a label at north",
+        ),
         ({"settings": ALL + " batch_norm=static"}, "a server has no training images; use aggregate"),
         ({"settings": ALL, "method": "local"}, "exchanges nothing"),
     ],

@@ -197,10 +197,14 @@ def test_what_a_process_started_ends_too(tmp_path, monkeypatch, killed):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_a_process_ends_with_a_parent_that_is_killed(tmp_path):
+@pytest.mark.parametrize("ignoring", [False, True])
+def test_a_process_ends_with_a_parent_that_is_killed(tmp_path, ignoring):
+    """Also one that takes its time after SIGTERM, where it is to be killed."""
+    deaf = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN);" + SLEEP[-1]]
+    command, number = (deaf, 9) if ignoring else (SLEEP, 15)
     code = (
         "import os, sys, time; from pathlib import Path; from feddure.flower.deploy.processes import Process\n"
-        f"child = Process({SLEEP!r}, os.environ, Path({str(tmp_path / 'log')!r}))\n"
+        f"child = Process({command!r}, os.environ, Path({str(tmp_path / 'log')!r}), parent_killed={number})\n"
         "print(child.popen.pid, flush=True); time.sleep(600)"
     )
     with Process([sys.executable, "-c", code], os.environ, tmp_path / "parent") as parent:

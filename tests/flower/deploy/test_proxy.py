@@ -6,15 +6,19 @@ import datetime
 import os
 import socket
 import ssl
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from feddure.errors import RunError
+from feddure.flower.app.limits import tell_proxy
 from feddure.flower.deploy import certificates, proxy
+from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import free_port
 from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
+from waiting import until
 
 
 class SuperLink:
@@ -44,14 +48,16 @@ class SuperLink:
 class Opened:
     """A proxy that listens, with what it leads to."""
 
-    def __init__(self, made, keys=None, connections=100):
+    def __init__(self, made, keys=None, uploads=None, **connections):
         self.superlink = SuperLink()
         self.seen = []
         self.inside, self.port = free_port(), free_port()
         self.authority = made.authority
         self.behind = ProxyServer(self.superlink, "127.0.0.1", self.inside, made.certificate, made.key)
-        leading = FleetProxy(f"127.0.0.1:{self.inside}", made.authority, self.seen.append, keys)
-        self.proxy = ProxyServer(leading, "127.0.0.1", self.port, made.certificate, made.key, connections)
+        self.flooding = []
+        listener = Listener(observe=self.flooding.append, **connections)
+        leading = FleetProxy(f"127.0.0.1:{self.inside}", made.authority, self.seen.append, keys, uploads, listener)
+        self.proxy = ProxyServer(leading, "127.0.0.1", self.port, made.certificate, made.key, listener)
 
     def ask(self, method, path, content=b"", headers=None):
         context = ssl.create_default_context(cafile=str(self.authority))
@@ -153,7 +159,7 @@ def is_let_go(connection):
 
 
 def test_a_head_without_end_is_not_kept(opened):
-    with opened.connect() as endless:
+    with opened.connect() as endless, suppress(OSError):  # the answer, or the end before all was sent
         endless.sendall(HEAD + b"X-Long: " + b"a" * 200_000)
         assert endless.recv(1000).startswith(b"HTTP/1.1 400")
     assert opened.superlink.requests == []
@@ -166,10 +172,35 @@ def test_a_body_with_two_lengths_is_refused(opened):
     assert opened.superlink.requests == []
 
 
-def test_a_body_that_is_too_large_is_refused(opened, monkeypatch):
-    monkeypatch.setattr(proxy, "_BODY_BYTES", 100_000)
-    assert opened.ask("POST", "/v1/fleet/push-object", b"a" * 100_000).status_code == 200
-    assert opened.ask("POST", "/v1/fleet/push-object", b"a" * 100_001).status_code == 413
+def in_chunks(content):
+    yield from (content[start : start + 10_000] for start in range(0, len(content), 10_000))
+
+
+@pytest.mark.parametrize("sent", [lambda content: content, in_chunks], ids=["with a length", "without"])
+def test_a_body_that_is_too_large_is_refused(opened, sent, monkeypatch):
+    monkeypatch.setattr(proxy, "PART_BYTES", 100_000)
+    monkeypatch.setattr(proxy, "SMALL_BYTES", 5_000)
+    assert opened.ask("POST", "/v1/fleet/push-object", sent(b"a" * 100_000)).status_code == 200
+    assert opened.ask("POST", "/v1/fleet/push-object", sent(b"a" * 100_001)).status_code == 413
+    assert opened.ask("POST", "/v1/fleet/pull-messages", sent(b"a" * 5_001)).status_code == 413
+
+
+def test_a_site_sends_no_more_in_a_round_than_its_update_has(made, tmp_path):
+    """The file is the run's; the next round opens a new account, and other actions cost nothing."""
+    found = Opened(made, uploads=Uploads(tmp_path))
+    with found.behind, found.proxy:
+
+        def push(size, key=b"north"):
+            headers = {"flwr-public-key": base64.b64encode(key).decode()}
+            return found.ask("POST", "/v1/fleet/push-object", b"a" * size, headers).status_code
+
+        assert push(300_000) == 413  # before a run has begun
+        tell_proxy(tmp_path, "run", 1, 1_000_000)
+        assert [push(400_000) for _ in range(3)] == [200, 200, 413]
+        assert push(400_000, b"south") == 200
+        assert found.ask("POST", "/v1/fleet/pull-messages", b"x").status_code == 200
+        tell_proxy(tmp_path, "run", 2, 1_000_000)
+        assert push(900_000) == 200
 
 
 def test_a_body_that_does_not_come_is_given_up(opened, monkeypatch):
@@ -193,14 +224,40 @@ def test_a_slow_superlink_is_waited_for(opened, monkeypatch):
     assert opened.ask("POST", "/v1/fleet/pull-messages").status_code == 200
 
 
-def test_more_connections_than_the_proxy_takes_are_let_go(made):
-    found = Opened(made, connections=3)
-    with found.proxy:
-        held = [found.connect() for _ in range(3)]
-        with found.connect() as one_more:
-            assert is_let_go(one_more)
-        for connection in held:
-            connection.close()
+@pytest.mark.parametrize("limit", ["per_address", "in_all"])
+def test_a_flood_of_connections_loses_the_oldest_and_no_site_its_own(made, limit):
+    found = Opened(made, **{limit: 4})
+    context = ssl.create_default_context(cafile=str(made.authority))
+    with (
+        found.behind,
+        found.proxy,
+        ExitStack() as held,
+        httpx.Client(verify=context, trust_env=False, base_url=f"https://127.0.0.1:{found.port}") as site,
+    ):
+        assert site.post("/v1/fleet/pull-messages").status_code == 200
+        flood = [held.enter_context(found.connect()) for _ in range(12)]
+        # Without a handshake too.
+        plain = [held.enter_context(socket.create_connection(("127.0.0.1", found.port), 20)) for _ in range(4)]
+        assert all(is_let_go(connection) for connection in flood)
+        assert site.post("/v1/fleet/pull-messages").status_code == 200  # over the connection it had
+        assert found.ask("POST", "/v1/fleet/pull-messages").status_code == 200  # over a new one
+        assert is_let_go(plain[0])
+    assert set(found.flooding) == {"127.0.0.1"}
+
+
+def test_a_site_holds_a_few_connections(made):
+    found = Opened(made, per_site=2)
+    with found.behind, found.proxy, ExitStack() as held:
+        asked = []
+        for _ in range(3):
+            asked.append(held.enter_context(found.connect()))
+            asked[-1].sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert asked[-1].recv(1000).startswith(b"HTTP/1.1 200")
+        asked[0].settimeout(20)
+        while asked[0].recv(1000):  # what is left of the answer
+            pass
+        asked[2].sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        assert asked[2].recv(1000)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +293,7 @@ class TestKeys:
             stranger.sendall(HEAD + lines.encode() + b"Content-Length: 1000000\r\n\r\n")
             assert stranger.recv(1000).startswith(b"HTTP/1.1 401")
         assert authenticated.superlink.requests == []
-        assert [(request.action, request.status) for request in authenticated.seen] == [("push-object", 401)]
+        until(lambda: ("push-object", 401) in [(request.action, request.status) for request in authenticated.seen])
 
     @pytest.mark.parametrize(
         "change",

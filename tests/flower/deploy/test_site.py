@@ -29,9 +29,9 @@ SILENT = "\x1b[92mINFO \x1b[0m:      SuperNode terminated gracefully.\n"
 class Ending:
     """Stands for a SuperNode that ends at once, or for its SuperExec, which ends when it is told to."""
 
-    def __init__(self, command, environment, log, folder):
+    def __init__(self, command, environment, log, folder, name=""):
         self.command, self.environment, self.log, self.folder = command, environment, log, folder
-        self.name, self.code = Path(command[0]).name, 1
+        self.name, self.code = name or Path(command[0]).name, 1
         self.popen = SimpleNamespace(pid=77)
         self.ended = self.name == "flower-supernode"
 
@@ -232,7 +232,7 @@ def test_a_site_whose_superexec_ends_starts_anew_with_both(north):
 
 
 def test_a_site_that_crashes_after_hours_comes_back(north, monkeypatch):
-    def live(self, meanwhile):
+    def live(self, *meanwhile):
         north.sleep(10_000 if len(north.supernodes) == 1 else 1)
         return north.supernodes[-1]
 

@@ -1,11 +1,12 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and of `policy`. A node of
-Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that the run
-names. Training itself is the simulator's own code.
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy`, `policy` and `approval`.
+A node of Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that
+the run names. Training itself is the simulator's own code.
 """
 
+import hashlib
 import os
 import time
 import traceback
@@ -18,12 +19,15 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
+from feddure.flower.app.approval import check_approval
+from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
     ANSWER,
     TASK,
@@ -216,7 +220,29 @@ def introduce(message: Message, context: Context) -> Message:
     return _answer(message, context, answer)
 
 
-@app.train(mods=[protect])
+def keep_record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod around all others: the site's audit log has what came and what leaves, as it leaves."""
+    reply = call_next(message, context)
+    state = context.node_config.get("state")
+    if state:
+        task: Mapping[str, Any] = message.content.config_records.get(TASK) or {}
+        answer: Mapping[str, Any] = reply.content.config_records.get(ANSWER) or {} if reply.has_content() else {}
+        make_private_folder(Path(str(state)), RunError)
+        asked = {name: one_line(task.get(name, "")) for name in ("run_name", "round", "audit")}
+        problem = answer.get("problem") if reply.has_content() else "failed"
+        AuditLog(Path(str(state))).write(
+            "refused to train" if problem else "trained",
+            run=asked["run_name"],
+            round=asked["round"],
+            experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
+            received=describe_arrays(message.content),
+            **({"why": problem} if problem else {"sent": describe_arrays(reply.content)}),
+            servers_log=asked["audit"],
+        )
+    return reply
+
+
+@app.train(mods=[keep_record, protect])
 def train(message: Message, context: Context) -> Message:
     """One round of this site's client."""
 
@@ -225,6 +251,8 @@ def train(message: Message, context: Context) -> Message:
         site = _open(context, task.experiment)
         if task.left_out and site.is_real:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
+        if task.notice and site.is_real:
+            log(f"note: this site {one_line(task.notice)}")
         worker = _worker(task.experiment, str(context.node_config.get("device", "")))
         memory: Memory = (
             DiskMemory(site.state, task.run_name)
@@ -281,6 +309,7 @@ def _open(context: Context, experiment: str) -> Site:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
         return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
+    check_approval(node, experiment)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
 
 

@@ -1,7 +1,7 @@
 """What server and sites agree on before they train together: `federation.yaml`.
 
 It is the only source of the classes and their order, of the images' size, channels and normalisation, and of who
-takes part. Every site works under a copy; copies that differ in any of these have different fingerprints, and the
+takes part. Every site works under a copy; copies that differ in classes or images have different fingerprints, and the
 server refuses them, so that two sites never mean different classes by the same number.
 """
 
@@ -18,7 +18,8 @@ from feddure.data.sources.folder import composed
 from feddure.errors import ConfigError, did_you_mean
 
 FILE_NAME = "federation.yaml"
-_MAY_DIFFER = {"server", "timeout_seconds"}
+_MAY_DIFFER = {"server", "timeout_seconds", "sites"}
+"""Sites are added at the end of the list, so that the numbers of those before stay."""
 
 
 class _Section(BaseModel):
@@ -86,7 +87,7 @@ class Description(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
-        """A hash of all that must be equal at every site; address and timeout may differ."""
+        """A hash of all that must be equal at every site; address, timeout and who else takes part may differ."""
         fields = self.model_dump(mode="json", exclude=_MAY_DIFFER)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

@@ -46,6 +46,8 @@ class Task:
     evaluate: bool = False  # also test the received model on the site's own test and validation images
     clipping_norm: float = 0.0
     dp_noise: float = 0.0
+    audit: str = ""  # hash of the last entry in the server's audit log, for the site's own
+    notice: str = ""  # what else the person at the site should know
     left_out: str = ""  # the last round in which the server could not use this site's answer, and why
 
     def pack(self) -> ConfigRecord:

@@ -5,7 +5,7 @@ Every node is asked who it is, and again when it restarts or was refused a while
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,7 +13,9 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddure.errors import RunError
+from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.messages import ANSWER, QUERY, TASK
+from feddure.flower.app.registry import Registry
 from feddure.flower.app.sanitize import log, one_line
 from feddure.simulation.server import ImageCounts
 from feddure.version import VERSION
@@ -106,14 +108,34 @@ class ConnectedSite:
     name: str
     node: int
     clients: int
-    counts: ImageCounts
+    claimed: ImageCounts
+    counts: ImageCounts  # that are believed
     unreadable: int
+
+    @property
+    def notice(self) -> str:
+        """What the site is told where it is not believed."""
+        if self.claimed == self.counts:
+            return ""
+        return (
+            f"says {_images(self.claimed)}, and counts as one with {_images(self.counts)} until the server's operator "
+            f"approves: feddure federate sites approve DIR {self.name}"
+        )
 
 
 class ConnectedSites:
     """The sites that answered, by client number; who is refused is named with the reason."""
 
-    def __init__(self, grid: Grid, sites: tuple[str, ...], fingerprint: str, experiment: str, timeout: float):
+    def __init__(
+        self,
+        grid: Grid,
+        sites: tuple[str, ...],
+        fingerprint: str,
+        experiment: str,
+        timeout: float,
+        registry: Registry | None = None,
+        audit: AuditLog | None = None,
+    ):
         """`sites` and `fingerprint` are the description's; without them any client of a simulation is welcome."""
         self.by_client: dict[int, ConnectedSite] = {}
         self.refused: dict[int, str] = {}  # node → why
@@ -122,6 +144,8 @@ class ConnectedSites:
         self._fingerprint = fingerprint
         self._experiment = experiment
         self._timeout = timeout
+        self._registry = registry or Registry(None)
+        self._audit = audit or AuditLog(None)
         self._pending = PendingMessages(grid)
         self._asked: dict[int, str] = {}  # node → when it was last started, for those that were asked
         self._refused_at: dict[int, float] = {}
@@ -152,6 +176,8 @@ class ConnectedSites:
                 self._asked.pop(node, None)  # it may be on its way up: ask again
             if node in nodes:
                 self._admit(node, answer, problem)
+        for client, site in self.by_client.items():  # the operator may have approved a claim meanwhile
+            self.by_client[client] = replace(site, counts=self._registry.counts(site.name, site.claimed))
 
     def wait(self, wanted: int, seconds: float) -> None:
         """Until so many sites are connected, for a limited time."""
@@ -210,6 +236,7 @@ class ConnectedSites:
             reason = f"site '{who}': {problem}"
             if self.refused.get(node) != reason:
                 log(f"refused (node {node}): {reason}")
+                self._audit.write("site refused", site=who, node=str(node), why=problem)
                 if objection:  # a problem of the site's own is in its log already
                     self._objections[node] = reason
             self.refused[node], self._refused_at[node] = reason, time.monotonic()
@@ -217,15 +244,17 @@ class ConnectedSites:
             return
         self.refused.pop(node, None)
         self._refused_at.pop(node, None)
-        counts = ImageCounts(answer["labelled"], answer["unlabelled"])
-        client = answer["client"]
-        site = ConnectedSite(self.name(client), node, answer["clients"], counts, answer["unreadable"])
+        client, claimed = answer["client"], ImageCounts(answer["labelled"], answer["unlabelled"])
+        counts = self._registry.counts(self.name(client), claimed)
+        site = ConnectedSite(self.name(client), node, answer["clients"], claimed, counts, answer["unreadable"])
         self.by_client[client] = site
         unreadable = f", {site.unreadable} unreadable files left out" if site.unreadable else ""
-        log(
-            f"site '{site.name}' is connected (node {node}): {counts.labelled} labelled and "
-            f"{counts.unlabelled} unlabelled images{unreadable}"
+        log(f"site '{site.name}' is connected (node {node}): {_images(counts)}{unreadable}")
+        self._audit.write(
+            "site takes part", site=site.name, node=str(node), images=asdict(counts), says=asdict(claimed)
         )
+        if site.notice:
+            log(f"note: site '{site.name}' {site.notice}")
         if answer.get("version") != VERSION:
             version = one_line(answer.get("version"), _NAME)
             log(f"note: site '{site.name}' runs feddure {version}, the server {VERSION}")
@@ -256,3 +285,7 @@ class ConnectedSites:
         absent = [site for client, site in enumerate(self._sites) if client not in self.by_client]
         reasons = "".join(f"; {why}" for why in self.refused.values())
         return (f" (not {', '.join(absent)})" if absent else "") + reasons
+
+
+def _images(counts: ImageCounts) -> str:
+    return f"{counts.labelled} labelled and {counts.unlabelled} unlabelled images"

@@ -29,6 +29,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "settings": ("", "Any other fields of an experiment: key=value, with spaces between several."),
     "run-folder": ("runs/federation", "Where the server writes the run."),
     "resume": (False, "Go on with the run that is in the run folder."),
+    "round": (0, "With resume: the round to go back to; 0 for the last."),
     "test-folder": ("", "Folder with <class>/ images on which the server tests the global model; empty for none."),
     "minimum-sites": (0, "Fewest connected sites to train with; 0: all to start, and then any."),
     "wait-seconds": (600.0, "Longest time to wait for so many sites."),
@@ -36,11 +37,13 @@ KEYS: dict[str, tuple[Any, str]] = {
     "clipping-norm": (0.0, "Bound on the Euclidean norm of a site's update; 0 for none."),
     "dp-noise": (0.0, "Noise on a site's update: standard deviation over clipping-norm; 0 for none."),
     "dataset": ("fashion-mini", "In Flower's simulation, without a description: the data set to share out."),
+    "server-folder": ("", "Where the operator keeps what was agreed with sites; empty for nowhere."),
     "data-dir": ("", "In Flower's simulation: where downloaded data sets lie; empty for the usual place."),
     "description": ("", "The federation's description, as in federation.yaml; empty for a simulation."),
 }
 """Every key with its default and meaning."""
-
+WEIGHT_CAP = 3.0
+"""Real sites say themselves how many images they have: none weighs more than so many times the median."""
 NORM_BOUND = 3.0
 """Longest update of a real site, in medians of the round, where the settings say nothing else."""
 
@@ -73,11 +76,13 @@ class RunOptions:
     description: Description | None  # None in Flower's simulation
     folder: Path
     resume: bool
+    round: int  # to go back to; 0 for the last
     tests: ImageFolder | None
     minimum_sites: int
     wait_seconds: float
     timeout_seconds: float
     protection: Protection
+    server_folder: Path | None
     data_dir: str
     clients_given: bool  # whether partition.clients was asked for
 
@@ -112,11 +117,13 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         description=description,
         folder=Path(values["run-folder"]).expanduser(),
         resume=values["resume"],
+        round=values["round"],
         tests=ImageFolder.parse(values["test-folder"], "test-folder") if values["test-folder"] else None,
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=timeout,
         protection=Protection(values["clipping-norm"], values["dp-noise"]),
+        server_folder=Path(values["server-folder"]) if values["server-folder"] else None,
         data_dir=values["data-dir"],
         clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )
@@ -153,6 +160,7 @@ def _experiment(values: dict[str, Any], description: Description | None, sets: l
             "dataset": description.name,
             "partition.setting": "sites",
             "partition.clients": len(description.sites),
+            "server.weight_cap": WEIGHT_CAP,
             "server.norm_bound": NORM_BOUND,
         }
     return experiments.load(values["preset"] or None, None, changes, sets)
@@ -193,10 +201,11 @@ def write_app(folder: Path, description: Description | None, defaults: Mapping[s
 
 
 def update_app(folder: Path, description: Description) -> None:
-    """Let an app that another version of feddure wrote point at this one; its defaults stay."""
+    """Let an app point at this version of feddure, with this description; its defaults stay."""
     try:
         app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
         current = app["components"]["clientapp"] == CLIENT_APP
+        current &= app["config"]["description"] == description.to_yaml()
         defaults = {key: value for key, value in app.get("config", {}).items() if key in KEYS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         current, defaults = False, {}

@@ -22,11 +22,14 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
-from feddure.flower.app import messages, run_config, site_data
+from feddure.flower.app import limits, messages, run_config, site_data
+from feddure.flower.app.approval import run_hash
+from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.ledger import epsilon_of
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
 from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
+from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
 from feddure.methods.base import State
@@ -45,6 +48,7 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
+_KEPT_CHECKPOINTS = 3
 
 
 @app.main()
@@ -64,6 +68,8 @@ def run(grid: Grid, options: RunOptions) -> Server:
     runs.expect_unlocked(folder)
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
+    if options.description is not None:
+        log(f"sites approve this run as {run_hash(_for_sites(options.experiment))}")
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.noise and server.state["statistics"].numel():
@@ -71,7 +77,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
     with runs.lock(folder):
         # A server that worked here while this one waited for sites may have left a run.
         runs.check_folder(options.experiment, folder, options.resume)
-        checkpoint.read(server, folder)
+        checkpoint.read(server, folder, options.round or None)
         _write_start(server, folder)
         log(f"run folder: {folder.resolve()}")
         if relays_uploads(server.experiment.method):
@@ -80,8 +86,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
             log(f"going on after round {server.round}")
         with ExitStack() as closing:
             rounds = Rounds(grid, options, server, sites, closing)
-            while server.round < server.experiment.rounds:
-                rounds.run_next()
+            rounds.run_all()
         runs.write_models(server, folder)
         log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
@@ -126,10 +131,35 @@ class Rounds:
         closing.callback(self._recorder.close)
         closing.callback(self._board.close)
         self._shapes = messages.upload_shapes(server.program)
+        self._audit = AuditLog(options.server_folder)
+        self._head = ""  # hash of the last entry
+        self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
+        self._most_bytes = limits.upload_bytes(self._shapes)
         self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
-        self._empty_rounds = 0  # without a single usable update, up to now
+        self._capped: set[int] = set()  # clients whose weight was cut, as the operator knows
+        before = records.read(options.folder / records.METRICS)
+        used = [len(record["clients"]) > len(record["left_out"]) for record in before]
+        self._empty_rounds = len(used) - max((n for n, some in enumerate(used, 1) if some), default=0)  # up to now
+        tested = [(record["test"]["accuracy"], record["round"]) for record in before if "test" in record]
+        self._best = max(tested, default=(0.0, 0))  # accuracy and round
+
+    def run_all(self) -> None:
+        """All rounds that are left; the audit log knows how they ended."""
+        server, about = self._server, {"run": self._file.run_name}
+        fingerprint = experiments.fingerprint(server.experiment)
+        self._head = self._audit.write(
+            "run begins", **about, after_round=server.round, method=server.experiment.method, experiment=fingerprint
+        )
+        try:
+            while server.round < server.experiment.rounds:
+                self.run_next()
+            self.expect_learned()
+        except BaseException as problem:
+            self._audit.write("run ends early", **about, round=server.round, why=one_line(problem or type(problem)))
+            raise
+        self._audit.write("run ends", **about, round=server.round)
 
     def run_next(self) -> None:
         """The next round: ask its sites, make the next model of their answers, test it, write it down."""
@@ -141,6 +171,8 @@ class Rounds:
         names = self._options.description.sites if self._options.description is not None else ()
         self._file.write(server.dataset.classes, names, sites.describe())
         assignments = server.assignments()
+        if self._options.server_folder is not None:
+            limits.tell_proxy(self._options.server_folder, self._file.run_name, server.round + 1, self._most_bytes)
         answers, reports, traffic = self._ask(assignments)
         record, problems = server.finish_round(answers)
         for client, problem in problems.items():
@@ -149,6 +181,8 @@ class Rounds:
         for client, why in record.get("suspicious", {}).items():
             log(f"round {server.round}: site '{sites.name(int(client))}' is suspicious: {why}")
         used = [answer for answer in answers if answer.client not in problems]
+        self._note_capped([answer.client for answer in used])
+        self._write_audit(answers, problems, record.get("suspicious", {}))
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
         means = [(answer.steps, reports[answer.client]) for answer in used]
@@ -166,9 +200,54 @@ class Rounds:
         self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
             checkpoint.write(server, self._options.folder)
+            if used:
+                self._keep(record)
             self._checkpointed = _remembered(server)
         log(_summary(record, seconds, server.experiment.rounds))
         self._expect_updates(len(used), problems)
+
+    def _write_audit(
+        self, answers: Sequence[Answer], problems: Mapping[int, str], suspicious: Mapping[str, str]
+    ) -> None:
+        used = [answer.client for answer in answers if answer.client not in problems]
+        weights = dict(zip(used, self._server.weights(used), strict=True))
+        sites = [
+            {
+                "site": self._sites.name(answer.client),
+                **({"not_used": why} if (why := problems.get(answer.client)) else {"weight": weights[answer.client]}),
+                **({"suspicious": why} if (why := suspicious.get(str(answer.client))) else {}),
+                **self._exchanged.get(answer.client, {}),
+            }
+            for answer in answers
+        ]
+        self._head = self._audit.write("round", run=self._file.run_name, round=self._server.round, sites=sites)
+
+    def _note_capped(self, used: Sequence[int]) -> None:
+        for client, weight in zip(used, self._server.weights(used), strict=True):
+            (alone,) = self._server.weights([client])
+            if weight < alone and client not in self._capped:
+                self._capped.add(client)
+                log(
+                    f"note: site '{self._sites.name(client)}' would weigh {alone:g} and weighs {weight:g}: at most "
+                    f"{self._server.experiment.server.weight_cap:g} times the round's median (server.weight_cap)"
+                )
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        """Of the rounds that learned something, keep the checkpoints of the last ones and of the best."""
+        folder, accuracy = self._options.folder, (record.get("test") or {}).get("accuracy", -1.0)
+        if accuracy >= self._best[0]:
+            self._best = accuracy, record["round"]
+        earlier = [number for number in checkpoint.kept_rounds(folder) if number < record["round"]]
+        checkpoint.keep(folder, record["round"], [*earlier[1 - _KEPT_CHECKPOINTS :], self._best[1]])
+
+    def expect_learned(self) -> None:
+        """A run whose last rounds used no site did not do what it was asked for."""
+        if self._empty_rounds:
+            kept = ", ".join(map(str, checkpoint.kept_rounds(self._options.folder))) or "none"
+            raise RunError(
+                f"the last {self._empty_rounds} of {self._server.round} rounds used no site, and no model is written; "
+                f"go back with resume=true and round=N; checkpoints that learned something: {kept}"
+            )
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
         """End a run that goes on without learning."""
@@ -187,6 +266,7 @@ class Rounds:
         """Answers in drawing order, what each client reported beside its update, and bytes both ways."""
         received = {assignment.client: self._server.broadcast(assignment) for assignment in assignments}
         contents, traffic = {}, {}
+        self._exchanged = {}
         for assignment in assignments:
             client = assignment.client
             if client in self._sites.by_client:
@@ -194,6 +274,7 @@ class Rounds:
                 content[TASK] = self._task(assignment).pack()
                 contents[client] = self._sites.by_client[client].node, content
                 traffic[client] = {"down": messages.array_bytes(content), "up": 0}
+                self._exchanged[client] = {"sent": describe_arrays(content)}
         failed = self._pending.send(contents, TRAIN, self._options.timeout_seconds)
         replies = self._pending.collect_all()
         answers, reports = [], {}
@@ -209,6 +290,7 @@ class Rounds:
                 reports[client], upload, problem = self._read(assignment, reply)
                 if reply is not None and reply.has_content():
                     traffic[client]["up"] = messages.array_bytes(reply.content)
+                    self._exchanged[client]["received"] = describe_arrays(reply.content)
             sent = received[client] if client in contents else {}
             answers.append(Answer(client, assignment.steps, sent, upload, problem))
         return answers, reports, traffic
@@ -224,6 +306,8 @@ class Rounds:
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
             clipping_norm=protection.clipping_norm,
             dp_noise=protection.noise,
+            audit=self._head,
+            notice=self._sites.by_client[client].notice,
             left_out=self._left_out.pop(client, ""),
         )
 
@@ -234,6 +318,9 @@ class Rounds:
             return report, {}, problem
         if (report.get("client"), report.get("round")) != (assignment.client, assignment.round):
             return report, {}, "answered for another client or round"
+        size = messages.array_bytes(reply.content)
+        if size > self._most_bytes:
+            return report, {}, f"sent {size:,} bytes of arrays, expected at most {self._most_bytes:,}"
         try:
             upload = messages.unpack_state(reply.content, self._server.program.network.device)
         except Exception as error:  # whatever a site sends as an array must not end the run
@@ -253,10 +340,9 @@ class Rounds:
         sites = []
         for client in (assignment.client for assignment in assignments):
             report = reports.get(client, {})
-            tests, validation = (
-                {key: value for key in _TESTS if (value := _number(report.get(f"{on}.{key}"))) is not None}
-                for on in ("test", "validation")
-            )
+            tests, validation = (_tests(report, on) for on in ("test", "validation"))
+            if tests is None or validation is None:
+                log(f"round {self._server.round}: site '{name(client)}' reports a test that cannot be: not recorded")
             found = {
                 "site": name(client),
                 "client": client,
@@ -293,11 +379,21 @@ def _dataset(options: RunOptions) -> Dataset:
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
     description = options.description
     names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
-    sites = ConnectedSites(grid, names, fingerprint, _for_sites(options.experiment), options.timeout_seconds)
+    sites = ConnectedSites(
+        grid,
+        names,
+        fingerprint,
+        _for_sites(options.experiment),
+        options.timeout_seconds,
+        Registry(options.server_folder),
+        AuditLog(options.server_folder),
+    )
     if description is None:
         sites.wait_for_simulation(options.wait_seconds)
     else:
-        sites.wait(options.minimum_sites or len(names), options.wait_seconds)
+        keys = options.server_folder / "nodes" if options.server_folder is not None else Path()
+        able = [name for name in names if (keys / f"{name}.pub").exists()]  # others were revoked
+        sites.wait(options.minimum_sites or len(able or names), options.wait_seconds)
     return sites
 
 
@@ -321,7 +417,7 @@ def _make_server(
     counts = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
     # A real site has images; one without any here has not been heard of yet.
     heard = [each for each in counts if each.total] if description is not None else counts
-    experiment = _settle_batch(experiment, heard or counts)
+    experiment = _settle_batch(experiment, heard or counts, real=description is not None)
     validation = None
     if description is None and experiment.validation:
         validation = site_data.share_out(experiment, options.data_dir)[1].validation
@@ -330,11 +426,11 @@ def _make_server(
     server = Server(experiment, dataset, counts, engine, identity, validation=validation, resumes=resumes)
     if len(heard) == len(counts) and not any(each.labelled for each in counts):
         raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
-    unlabelled = sum(each.unlabelled for each in counts)
+    unlabelled = [sites.name(client) for client, each in enumerate(counts) if each.unlabelled]
     if description is not None and server.method.needs.every_label and unlabelled:
         raise ConfigError(
-            f"method '{experiment.method}' learns from the labels of all images, but the sites have {unlabelled} "
-            "images without a label; use another method"
+            f"method '{experiment.method}' learns from the labels of all images, but there are images without a label "
+            f"at {', '.join(unlabelled)}; use another method"
         )
     return server
 
@@ -344,12 +440,17 @@ def _for_sites(experiment: Experiment) -> str:
     return experiments.to_yaml(experiment.model_copy(update={"init": None, "init_sha256": None}))
 
 
-def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
-    """`auto` becomes a number, which stays when sites come or go and when the run is resumed."""
+def _settle_batch(experiment: Experiment, counts: list[ImageCounts], real: bool) -> Experiment:
+    """`auto` becomes a number, which stays when sites come or go and when the run is resumed.
+
+    Real sites say themselves how many images they have; the median, of an even number the lower one, is not one liar's.
+    """
+    if real:
+        counts = [sorted(counts, key=lambda each: each.unlabelled)[(len(counts) - 1) // 2]]
     settled = resolve_unlabelled_batch(experiment, counts)
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
-            f"unlabelled_batch: auto, a fifth of a mean site's unlabelled images, would be {settled} in each step, "
+            f"unlabelled_batch: auto, a fifth of a usual site's unlabelled images, would be {settled} in each step, "
             f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
         )
     return experiments.build(experiment.model_dump() | {"unlabelled_batch": settled})
@@ -395,7 +496,16 @@ def _validation(round_number: int, reports: Sequence[tuple[int, Mapping[str, Any
 
 def _number(value: Any) -> int | float | None:
     """A number that a site reported, or None for anything else."""
-    return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
+    return value if type(value) in (int, float) and abs(value) <= _LARGEST else None
+
+
+def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
+    """What a site says of the received model on its own `test` or `validation` images; None where that cannot be."""
+    found = {key: value for key in _TESTS if (value := report.get(f"{on}.{key}")) is not None}
+    limits_of = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
+    numbers = {key: number for key in found if (number := _number(found[key])) is not None}
+    possible = numbers.keys() == found.keys() and all(0 <= numbers[key] <= limits_of[key] for key in numbers)
+    return found if possible and isinstance(numbers.get("images", 0), int) else None
 
 
 def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:

@@ -382,12 +382,8 @@ def _expect_agreed(own: descriptions.Description, run_description: str, where: s
     differing = own.differences(servers)
     if not differing:
         return
-    # Who else takes part is for the server's operator to say.
     told = [
-        name
-        if name == "sites"
-        else f"{name} is {_shown(getattr(own, name))} here, {_shown(getattr(servers, name))} there"
-        for name in differing
+        f"{name} is {_shown(getattr(own, name))} here, {_shown(getattr(servers, name))} there" for name in differing
     ]
     raise disclosed(
         ConfigError(

@@ -55,7 +55,7 @@ def environment(flower_home: Path, programs: Path | None = None) -> dict[str, st
 def superexec_command(port: int, parent: int, authority: Path | None) -> list[str]:
     """What starts the programs of runs for the SuperLink or SuperNode at this port, and ends with that process."""
     return [
-        program("flower-superexec"),
+        *(sys.executable, "-P", "-m", "feddure.flower.deploy.superexec"),
         *(["--root-certificates", str(authority)] if authority is not None else ["--insecure"]),
         *("--runtime-api-address", join_address(LOOPBACK, port)),
         *("--parent-pid", str(parent)),

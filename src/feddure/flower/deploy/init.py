@@ -75,7 +75,7 @@ def _fill(
         certificates.write_certificate(folder.authority, authority[1])
         _write_server_certificate(folder, description.server.host, authority)
     for site in description.sites:
-        _write_bundle(folder, description, site, public_keys.get(site), settings.secure)
+        write_bundle(folder, description, site, public_keys.get(site), settings.secure)
     write_app(folder.app, description, {})
     write_whole(folder.readme, _server_readme(description, settings.secure).encode(), RunError)
 
@@ -101,9 +101,10 @@ def _write_server_certificate(folder: ServerFolder, host: str, authority: certif
     return certificate
 
 
-def _write_bundle(
+def write_bundle(
     folder: ServerFolder, description: Description, site: str, public: EllipticCurvePublicKey | None, secure: bool
 ) -> None:
+    """What a site gets, with a new key or under its own public key, and the public key for the server."""
     bundle = folder.bundle(site)
     connection = Connection(site, description.server.host, description.server.port, secure)
     write_whole(bundle.description, description.to_yaml().encode(), RunError)
@@ -178,10 +179,11 @@ only that one.
 4. Look: `feddure federate status .`
 
 {protection}
-`federation.yaml` says what all sites agree on (classes, image size, normalisation, sites). After a change every site
-needs the new file: make a new folder with `feddure federate init` and hand out new bundles.
+`federation.yaml` says what all sites agree on (classes, image size, normalisation). After a change of those every site
+needs the new file: make a new folder with `feddure federate init` and hand out new bundles. Sites come and go with
+`feddure federate sites add|rotate|revoke . NAME`, while the server runs.
 
-All of it is explained in docs/federation.md of feddure.
+All of it is explained in docs/federation.md and docs/security.md of feddure.
 """
 
 

@@ -29,10 +29,10 @@ _OWN_NAME = "feddure"
 # A program that becomes another one, which Linux asks to end when the process that started it is gone, kill -9
 # included (1 is PR_SET_PDEATHSIG). Nothing but exec is safe in a child of a process with threads.
 _END_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -54,9 +54,20 @@ class Process:
     On Linux it also ends where its parent was killed; elsewhere the next start finds it by the pidfile.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None):
-        """Start a command in a folder, by default the current one; `log` gets what it prints."""
-        self.name = Path(command[0]).name
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path | None = None,
+        name: str = "",
+        parent_killed: signal.Signals = signal.SIGTERM,
+    ):
+        """Start a command in a folder, by default the current one; `log` gets what it prints.
+
+        Where this process is killed it gets the signal `parent_killed`.
+        """
+        self.name = name or Path(command[0]).name
         self._log_path = log
         self._terminating = False
         self._descendants: list[psutil.Process] = []  # what it had started when it was asked to end
@@ -66,7 +77,7 @@ class Process:
             if shutil.which(command[0], path=environment.get("PATH")) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             self.popen = subprocess.Popen(
-                ending_with_parent(command),
+                ending_with_parent(command, parent_killed),
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -133,11 +144,12 @@ class ProcessGroup:
     def ended(self) -> bool:
         return any(process.ended for process in self._processes)
 
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> Process:
+    def wait(self, *meanwhile: Callable[[], None]) -> Process:
         """Wait for the end of one of them, while signals still get through; returns the one."""
         while True:
             ended = next((process for process in self._processes if process.ended), None)
-            meanwhile()  # once more after the end: what was logged last counts too
+            for look in meanwhile:  # once more after the end: what was logged last counts too
+                look()
             if ended is not None:
                 return ended
             time.sleep(POLL_SECONDS)
@@ -157,11 +169,11 @@ class ProcessGroup:
                 ending.callback(process.stop)
 
 
-def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """The command line under which a command ends with this process; only Linux can do that."""
+def ending_with_parent(command: Sequence[str], number: signal.Signals) -> list[str]:
+    """The command line under which a command gets a signal at this process's end; only Linux can do that."""
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), str(int(number)), *command]
 
 
 def _in_session(session: int) -> list[psutil.Process]:

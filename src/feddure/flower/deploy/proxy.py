@@ -27,6 +27,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feddure.errors import RunError
+from feddure.flower.deploy.limits import PART_BYTES, SMALL_BYTES, Listener, Uploads
 
 _PUBLIC_KEY, _SIGNATURE, _TIME = b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]+")
@@ -35,10 +36,11 @@ _OF_ONE_CONNECTION = frozenset(
 )
 _START_SECONDS = 20.0
 _HEAD_BYTES = 64 << 10
-_BODY_BYTES = 1 << 30
-"""Far more than a message with a model: Flower sends large ones in parts."""
+_PARTS = frozenset(("push-messages", "push-object"))
+"""Requests that carry messages of sites."""
 _BODY_PAUSE_SECONDS = 60.0
 _HEAD_SECONDS = 30.0
+Charge = Callable[[int], bool]
 
 Scope = dict[str, Any]
 Receive = Callable[[], Any]
@@ -66,7 +68,8 @@ class BodyError(Exception):
 class FleetProxy:
     """An ASGI application that passes requests of the Fleet API on to the SuperLink.
 
-    With `keys`, public keys of sites, only requests that are signed with one of them.
+    With `keys`, public keys of sites, only requests that are signed with one of them; `uploads` bounds what a site
+    sends, and `listener` learns which connections are a site's.
     """
 
     def __init__(
@@ -75,9 +78,13 @@ class FleetProxy:
         authority: Path | None,
         observe: Callable[[Request], None] = lambda request: None,
         keys: Collection[bytes] | None = None,
+        uploads: Uploads | None = None,
+        listener: Listener | None = None,
     ):
         self._observe = observe
         self._keys = keys
+        self._uploads = uploads
+        self._listener = listener
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=authority) if authority else False
         scheme = "https" if authority else "http"
         self._client = httpx.AsyncClient(
@@ -98,17 +105,40 @@ class FleetProxy:
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             await _answer(send, 400)  # two lengths of one body: which of them holds is not for the proxy to guess
             return
+        action, key = path.decode().rpartition("/")[2], _public_key(scope["headers"])
         if self._keys is not None and not is_signed(scope["headers"], self._keys):
             status = 401
             await _answer(send, status)
         else:
-            status = await self._pass_on(scope, receive, send)
+            if self._listener is not None and scope.get("client"):
+                self._listener.recognise(tuple(scope["client"]), key or scope["client"][0].encode())
+            status = await self._pass_on(scope, receive, send, self._charge(action, key))
         address = scope["client"][0] if scope.get("client") else "?"
-        self._observe(Request(path.decode().rpartition("/")[2], _public_key(scope["headers"]), address, status))
+        self._observe(Request(action, key, address, status))
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> int:
+    async def close(self) -> None:
+        """Let go of the SuperLink, which would wait for the end of every connection before its own."""
+        await self._client.aclose()
+
+    def _charge(self, action: str, key: bytes) -> Charge:
+        """Whether a request may have so many bytes more."""
+        left = PART_BYTES if action in _PARTS else SMALL_BYTES
+
+        def charge(size: int) -> bool:
+            nonlocal left
+            left -= size
+            return left >= 0 and (action not in _PARTS or self._uploads is None or self._uploads.charge(key, size))
+
+        return charge
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, charge: Charge) -> int:
+        length = _first(scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and not charge(int(length)):
+            await _answer(send, 413)  # before any of it is read
+            return 413
+        body = _body(receive, (lambda size: True) if length.isdigit() else charge)
         request = self._client.build_request(
-            "POST", scope["raw_path"].decode(), headers=_end_to_end(scope["headers"]), content=_body(receive)
+            "POST", scope["raw_path"].decode(), headers=_end_to_end(scope["headers"]), content=body
         )
         try:
             answer = await self._client.send(request, stream=True)
@@ -126,15 +156,12 @@ class FleetProxy:
 
 
 class IdleTimeoutProtocol(H11Protocol):
-    """HTTP for strangers: who sends no whole request head in time is let go, and so is who comes when all is full."""
+    """HTTP for strangers: who sends no whole request head in time is let go."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
-            transport.abort()
-            return
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -165,8 +192,15 @@ class IdleTimeoutProtocol(H11Protocol):
             self.transport.abort()
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if isinstance(self.config.app, FleetProxy):
+            await self.config.app.close()
+
+
 class ProxyServer:
-    """A proxy that listens, in a thread of its own, for at most so many connections at a time."""
+    """A proxy that listens, in a thread of its own."""
 
     def __init__(
         self,
@@ -175,21 +209,23 @@ class ProxyServer:
         port: int,
         certificate: Path | None = None,
         key: Path | None = None,
-        connections: int = 1000,
+        listener: Listener | None = None,
     ):
-        self._server = uvicorn.Server(
+        self._listener = listener or Listener()
+        self._server = _Server(
             uvicorn.Config(
                 proxy,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
                 http=IdleTimeoutProtocol,
                 h11_max_incomplete_event_size=_HEAD_BYTES,
-                limit_concurrency=connections,
+                loop="asyncio",  # which asks the listener's own socket for connections
                 lifespan="off",
                 ws="none",
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                timeout_graceful_shutdown=1,
                 timeout_keep_alive=30,  # after sites let go of an idle connection, at 5 seconds
             )
         )
@@ -198,8 +234,7 @@ class ProxyServer:
     def __enter__(self) -> "ProxyServer":
         host, port = self._address
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listening = socket.create_server((host, port), family=family)
+            listening = self._listener.open(host, port)
         except OSError as problem:
             raise RunError(
                 f"{host} port {port}: the proxy for sites cannot listen there ({problem.strerror})"
@@ -256,8 +291,7 @@ def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    received = 0
+async def _body(receive: Receive, charge: Charge) -> AsyncIterator[bytes]:
     while True:
         try:
             message = await asyncio.wait_for(receive(), _BODY_PAUSE_SECONDS)
@@ -266,8 +300,7 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
         if message["type"] == "http.disconnect":
             raise BodyError(400)  # nobody is there to read it
         chunk = message.get("body", b"")
-        received += len(chunk)
-        if received > _BODY_BYTES:
+        if not charge(len(chunk)):
             raise BodyError(413)
         yield chunk
         if not message.get("more_body", False):

@@ -37,21 +37,30 @@ _START_SECONDS = 30.0
 
 
 def run(
-    folder: ServerFolder, options: Mapping[str, Any], run_folder: Path, show: Show, resume: bool = False
+    folder: ServerFolder,
+    options: Mapping[str, Any],
+    run_folder: Path,
+    show: Show,
+    resume: bool = False,
+    round_number: int = 0,
 ) -> records.Run:
     """Start a run, show its log, and return its records; an error where it did not complete.
 
-    `options` are keys of `run_config.KEYS`; a run that is resumed keeps those it had.
+    `options` are keys of `run_config.KEYS`; a run that is resumed keeps those it had, and may go back to a round.
     """
     description = folder.read()
     run_folder = run_folder.resolve()
     _expect_server(folder)
     if resume and not _is_begun(run_folder):
         raise RunError(f"{run_folder}: no run is there to resume; name its folder with --out")
+    if resume and (present := simulation_runs.read_config(run_folder)) is not None:
+        # Sites that were added since take part in the next run.
+        description = description.model_copy(update={"sites": description.sites[: present.partition.clients]})
     asked = last_options(folder, run_folder) if resume else {}
     asked.pop("init", None)  # its weights are in the checkpoint: the file may be gone
     wanted = asked | dict(options)
-    here = {"run-folder": str(run_folder), "resume": resume}
+    here = {"run-folder": str(run_folder), "resume": resume, "server-folder": str(folder.server.resolve())}
+    here |= {"round": round_number} if round_number else {}
     # A mistake is told before a run is started, and before it is noted as what the run was asked for.
     preflight(run_config.read(wanted | here | {"description": description.to_yaml()}), description)
     control = Control(folder, show)

@@ -1,6 +1,7 @@
 """`feddure federate server`: the SuperLink on the loopback address, the sites' keys, and the proxy in front."""
 
 import ipaddress
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feddure.errors import RunError
+from feddure.errors import FeddureError, RunError
+from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
+from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import (
     POLL_SECONDS,
     Process,
@@ -24,12 +27,14 @@ from feddure.flower.deploy.processes import (
     write_pidfile,
 )
 from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
+from feddure.version import VERSION
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
 _REMEMBERED_ADDRESSES = 1000
-_CONNECTIONS_PER_SITE, _MORE_CONNECTIONS = 20, 50
 _RESTARTS = 5
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""For what outlives a killed server: an orderly end would wait a minute for others, and the database needs none."""
 _SHORT_LIFE_SECONDS = 60.0
 """A SuperExec that lived longer did its work: its end does not count together with earlier ones."""
 
@@ -73,7 +78,7 @@ class SuperExec:
         self._start()
 
     def _start(self) -> None:
-        self._process = Process(*self._arguments)
+        self._process = Process(*self._arguments, parent_killed=_KILL)
         self._began = time.monotonic()
 
     def __enter__(self) -> "SuperExec":
@@ -84,8 +89,8 @@ class SuperExec:
 
 
 @contextmanager
-def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tuple[Process, SuperExec]]:
-    """A running server's SuperLink and SuperExec: everything it started is ended with the block."""
+def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tuple[Process, SuperExec, "SiteKeys"]]:
+    """A running server's SuperLink, SuperExec and keys: everything it started is ended with the block."""
     description = folder.read()
     settings = read_settings(folder)
     host = _bind_address(host or settings.bind)
@@ -100,9 +105,13 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         control = Control(folder, show)
         command = superlink_command(folder, settings.control_port, settings.secure)
         show("$ " + shown(command))
-        superlink = ending.enter_context(Process(command, control.environment, folder.log))
+        superlink = ending.enter_context(Process(command, control.environment, folder.log, parent_killed=_KILL))
         write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
         wait_until(lambda: is_listening(LOOPBACK, settings.control_port), superlink, "flower-superlink")
+        for state in control.runs():
+            if state.going_on and state.begun:  # its program ended with the server before this one
+                control.stop(state.run)
+                show(f"run {state.run} was going on when the server ended, and is over: go on with --resume")
         if settings.secure:
             control.register(description.sites)
         sites = _sites_by_key(folder, description) if settings.secure else {}
@@ -111,29 +120,66 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
         show("$ " + shown(command))
         superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
-        proxy = FleetProxy(inside, authority, RequestLog(sites, show), set(sites) if settings.secure else None)
+        audit = AuditLog(folder.server)
+        observed = RequestLog(sites, show, audit)
+        listener = Listener(observe=observed.flooded)
+        keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
+        proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
         certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
-        connections = _CONNECTIONS_PER_SITE * len(description.sites) + _MORE_CONNECTIONS
-        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, connections))
+        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, listener))
         protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
         show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
         show(f"operator  {inside}   Control API, from this machine only")
+        audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
         try:
-            yield superlink, superexec
+            yield superlink, superexec, SiteKeys(folder, sites, show)
         finally:
             show("ending the server")
+            audit.write("server ends")
 
 
 def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
     """Run a server until it is told to end."""
-    with serving(folder, host, show) as (superlink, superexec):
+    with serving(folder, host, show) as (superlink, superexec, keys):
         show(f"log       {folder.log}")
         show("ready: sites can join; Ctrl-C ends the server, and what it knows stays on disk")
         while not superlink.ended:
             if superexec.ended:
                 superexec.restart()
+            keys.update()
             time.sleep(POLL_SECONDS)
         raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.log_tail()}")
+
+
+class SiteKeys:
+    """The keys that the proxy lets in, as they lie in the folder now; `federate sites` tells the SuperLink itself."""
+
+    def __init__(self, folder: ServerFolder, sites: dict[bytes, str], show: Show):
+        self._folder = folder
+        self._sites = sites
+        self._show = show
+        self._seen = self._state()
+
+    def update(self) -> None:
+        """Let sites in that were added, and none that was revoked."""
+        if self._state() == self._seen:
+            return
+        self._seen = self._state()
+        try:
+            found = _sites_by_key(self._folder, self._folder.read())
+        except FeddureError as problem:  # half written, perhaps: those before stay until it is whole
+            self._show(f"note: {problem}")
+            self._seen = []
+            return
+        for key in self._sites.keys() - found.keys():
+            self._show(f"{time.strftime('%H:%M:%S')}  {self._sites.pop(key)}: its key is no longer let in")
+        for key in found.keys() - self._sites.keys():
+            self._show(f"{time.strftime('%H:%M:%S')}  {found[key]}: its key is let in")
+            self._sites[key] = found[key]
+
+    def _state(self) -> list[tuple[str, int]]:
+        paths = [self._folder.description, *sorted(self._folder.public_keys.glob("*.pub"))]
+        return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]
 
 
 @dataclass
@@ -142,25 +188,43 @@ class RequestLog:
 
     sites: dict[bytes, str]
     show: Show
-    _refused: dict[str, float] = field(default_factory=dict)  # address → when it was last told
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
+    _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
 
     def __call__(self, request: Request) -> None:
         site = self.sites.get(request.public_key) if self.sites else "a site"
         if request.status == 401 or (site is None and request.status >= 400):
-            self._show_refused(request, site)
+            reason = f"{site}: is its clock right?" if site else "a key that is not registered"
+            self._warn("refused", request.address, f"turned away: {request.address} ({reason})", site)
+        elif request.status == 413:
+            text = f"{site} sends more than a round's update has; what is too much is refused (413)"
+            self._warn("too large", request.address, text, site)
         elif site is not None and request.status == 200:
             if request.action == "activate-node":
                 self._show(f"{site} joined from {request.address}")
+                self.audit.write("site joined", site=site, address=request.address)
             elif request.action == "deactivate-node":
                 self._show(f"{site} left")
+                self.audit.write("site left", site=site)
 
-    def _show_refused(self, request: Request, site: str | None) -> None:
+    def flooded(self, address: str) -> None:
+        """Connections of an address were let go."""
+        self._warn("flood", address, f"{address} holds many connections and asks for nothing; the oldest are closed")
+
+    def _warn(self, kind: str, address: str, text: str, site: str | None = None) -> None:
+        if self._is_new(f"{kind} {address}"):
+            self._show(text)
+            # Strangers must not fill the audit log: what they do is there once a minute, whoever it is.
+            if site is not None or self._is_new(kind):
+                self.audit.write("limit acted", kind=kind, address=address, **({"site": site} if site else {}))
+
+    def _is_new(self, about: str) -> bool:
         now = time.monotonic()
-        self._refused = {address: at for address, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if request.address not in self._refused and len(self._refused) < _REMEMBERED_ADDRESSES:
-            self._refused[request.address] = now
-            reason = f"{site}: is its clock right?" if site else "a key that is not registered"
-            self._show(f"turned away: {request.address} ({reason})")
+        self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
+        if about in self._refused or len(self._refused) >= _REMEMBERED_ADDRESSES:
+            return False
+        self._refused[about] = now
+        return True
 
     def _show(self, text: str) -> None:
         self.show(f"{time.strftime('%H:%M:%S')}  {text}")

@@ -2,8 +2,11 @@
 
 import os
 import re
+import select
+import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
+from feddure.flower.app.approval import Answers
 from feddure.flower.app.client import read_experiment
 from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.privacy import Protection
@@ -75,7 +79,7 @@ def _join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show
         began = time.monotonic()
         seen = LogFilter(*logs, address, show, verbose)
         with start(bundle, site, images, options, show, show_command=verbose) as processes:
-            ended = processes.wait(seen.update)
+            ended = processes.wait(seen.update, partial(_answer_at_terminal, bundle, show))
         now = time.monotonic()
         reason = _reason(bundle, site, ended, seen)
         if now - began > _RETRY_SECONDS:
@@ -84,6 +88,16 @@ def _join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show
             raise RunError(f"site {site} does not stay in the federation: {reason}\n{ended.log_tail()}".rstrip())
         show(f"{reason}; again in {_PAUSE_SECONDS:.0f} seconds")
         time.sleep(_PAUSE_SECONDS)
+
+
+def _answer_at_terminal(bundle: Bundle, show: Show) -> None:
+    """Hear what the person at the terminal says to a run that waits for approval."""
+    if not (sys.stdin and sys.stdin.isatty()) or os.name == "nt" or not select.select([sys.stdin], [], [], 0)[0]:
+        return
+    said, answers = sys.stdin.readline().strip().lower(), Answers(bundle.state)
+    for run in answers.waiting() if said in ("y", "yes", "n", "no") else ():
+        answers.answer(run, approved=said[0] == "y")
+        show(f"run {run} is {'approved' if said[0] == 'y' else 'refused'}; the server hears of it within a minute")
 
 
 def _reason(bundle: Bundle, site: str, ended: Process, seen: "LogFilter") -> str:
@@ -153,7 +167,7 @@ def start(
     try:
         # Flower does not encrypt what these two say to each other on the loopback address.
         command = superexec_command(port, supernode.popen.pid, authority=None)
-        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home)
+        superexec = Process(command, surroundings, bundle.superexec_log, bundle.flower_home, "flower-superexec")
         write_pidfile(bundle.pidfile, supernode, superexec)
     except BaseException:
         supernode.stop()  # and with it the SuperExec

@@ -1,8 +1,9 @@
 """`feddure federate status`: sites and runs as the server knows them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from feddure.flower.app.registry import Registration, Registry
 from feddure.flower.deploy.control import LOOPBACK, Control, SiteStatus
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import is_listening
@@ -32,6 +33,7 @@ class Status:
     running: bool
     sites: list[SiteStatus]
     runs: list[RunStatus]
+    images: dict[str, Registration] = field(default_factory=dict)  # of each site that a run has heard of
 
 
 def read_status(folder: ServerFolder) -> Status:
@@ -39,8 +41,9 @@ def read_status(folder: ServerFolder) -> Status:
     description = folder.read()
     settings = read_settings(folder)
     address = join_address(description.server.host, description.server.port)
+    images = Registry(folder.server).read()
     if not is_listening(LOOPBACK, settings.control_port):
-        return Status(description.name, address, False, [], [])
+        return Status(description.name, address, False, [], [], images)
     control = Control(folder)
     known = {site.site: site for site in control.sites()}
     absent = "unregistered" if settings.secure else "unknown"
@@ -51,7 +54,7 @@ def read_status(folder: ServerFolder) -> Status:
         run_folder = folders.get(state.run)
         last, accuracy = _progress(run_folder) if run_folder is not None else (None, None)
         runs.append(RunStatus(state.run, state.status, state.seconds, str(run_folder or ""), last, accuracy))
-    return Status(description.name, address, True, sites, runs)
+    return Status(description.name, address, True, sites, runs, images)
 
 
 def _progress(run_folder: Path) -> tuple[int | None, float | None]:

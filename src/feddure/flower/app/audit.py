@@ -1,0 +1,134 @@
+"""The audit log of a server or a site: append-only lines, each with the hash of the line before.
+
+Whoever changes, adds or removes a line breaks the chain there; whoever cuts off the end must also change the copies of
+the last hash that `feddure federate audit` printed and that sites wrote down in their own logs, round by round. A line
+that was being written at a kill is left as it is, and the next one vouches for it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from flwr.app import RecordDict
+
+from feddure.errors import RunError
+
+FILE = "audit.jsonl"
+_START = "0" * 64
+_TORN = "a line was torn"
+_TAIL_BYTES = 1 << 20
+"""Of a file's end: far more than an entry has."""
+
+
+class AuditLog:
+    """Appends entries to a file, from any number of processes; without a folder, as in a simulation, does nothing."""
+
+    def __init__(self, folder: Path | None):
+        self._path = folder / FILE if folder is not None else None
+
+    def write(self, event: str, **facts: Any) -> str:
+        """Add an entry that survives a kill and a loss of power; returns its hash."""
+        if self._path is None:
+            return ""
+        try:
+            with FileLock(self._path.with_name(f".{FILE}.lock")):
+                descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    before, torn, whole = _end(descriptor)
+                    added = b"" if whole else b"\n"
+                    if torn:
+                        line = _line(_TORN, before, {"sha256": _hash(torn)})
+                        added, before = added + line + b"\n", _hash(line)
+                    line = _line(event, before, facts)
+                    os.write(descriptor, added + line + b"\n")
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as problem:
+            raise RunError(f"{self._path}: the audit log cannot be written ({problem.strerror})") from None
+        return _hash(line)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit log says, up to where its chain is broken."""
+
+    entries: list[dict[str, Any]]
+    head: str  # hash of the last entry
+    problem: str  # where the chain is broken, or nothing
+    torn: bool  # whether the last line was being written when its process ended
+
+
+def read(path: Path) -> Audit:
+    """Read and verify an audit log."""
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
+    entries: list[dict[str, Any]] = []
+    head, torn = _START, []
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
+        entry = _parse(line)
+        if entry is None:
+            torn.append(line)
+            continue
+        vouched = not torn or (entry["event"], entry.get("sha256")) == (_TORN, _hash(b"\n".join(torn)))
+        if entry["before"] != head or not vouched:
+            return Audit(entries, head, f"line {number} does not follow the one before: something was changed", False)
+        entries.append(entry)
+        head, torn = _hash(line), []
+    changed = "its last line is not an entry: it was changed" if torn and content.endswith(b"\n") else ""
+    return Audit(entries, head, changed, bool(torn) and not changed)
+
+
+def describe_arrays(content: RecordDict) -> dict[str, Any]:
+    """What a message carries: names, shapes, bytes and a hash, the same at server and site."""
+    arrays = {
+        f"{record}.{name}": array
+        for record, found in sorted(content.array_records.items())
+        for name, array in sorted(found.items())
+    }
+    found = hashlib.sha256()
+    for name, array in arrays.items():
+        found.update(f"{name} {len(array.data)}\n".encode())
+        found.update(array.data)
+    return {
+        "arrays": {name[:100]: list(array.shape) for name, array in list(arrays.items())[:100]},
+        "bytes": sum(len(array.data) for array in arrays.values()),
+        "sha256": found.hexdigest(),
+    }
+
+
+def _line(event: str, before: str, facts: Mapping[str, Any]) -> bytes:
+    entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **facts, "before": before}
+    return json.dumps(entry).encode()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+        return entry if isinstance(entry["event"], str) and isinstance(entry["before"], str) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _end(descriptor: int) -> tuple[str, bytes, bool]:
+    """The hash of a file's last entry, what was torn after it, and whether the file ends with a whole line."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
+    *lines, rest = tail.split(b"\n")
+    lines += [rest] if rest else []
+    torn: list[bytes] = []
+    while lines and _parse(lines[-1]) is None:
+        torn.insert(0, lines.pop())
+    return _hash(lines[-1]) if lines else _START, b"\n".join(torn), not rest
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

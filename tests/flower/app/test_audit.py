@@ -1,0 +1,131 @@
+"""The audit log: a chain that a change breaks and a kill does not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import federated
+from feddure.flower.app import audit
+from feddure.flower.app.audit import AuditLog
+
+
+@pytest.fixture
+def log(tmp_path):
+    for number in range(5):
+        AuditLog(tmp_path).write("round", number=number)
+    return tmp_path / audit.FILE
+
+
+def numbers(found):
+    return [entry.get("number", "torn") for entry in found.entries]
+
+
+def test_an_untouched_log_is_whole(log):
+    found = audit.read(log)
+    assert (numbers(found), found.problem, found.torn) == ([0, 1, 2, 3, 4], "", False)
+    assert log.stat().st_mode & 0o077 == 0
+
+
+def change(lines):
+    lines[2] = lines[2].replace(b'"number": 2', b'"number": 7')
+
+
+def remove(lines):
+    del lines[2]
+
+
+def add(lines):
+    lines.insert(3, lines[2])
+
+
+def swap(lines):
+    lines[2], lines[3] = lines[3], lines[2]
+
+
+def tear(lines):
+    lines[2] = lines[2][:20]
+
+
+@pytest.mark.parametrize("tamper", [change, remove, add, swap, tear])
+def test_a_change_breaks_the_chain_where_it_is(log, tamper):
+    lines = log.read_bytes().splitlines()
+    tamper(lines)
+    log.write_bytes(b"\n".join(lines) + b"\n")
+    found = audit.read(log)
+    assert found.problem.startswith(("line 3", "line 4"))
+    assert numbers(found)[:2] == [0, 1]
+    assert len(found.entries) < 5
+
+
+def test_a_changed_last_line_is_another_head(log):
+    head = audit.read(log).head
+    log.write_bytes(log.read_bytes().replace(b'"number": 4', b'"number": 5'))
+    assert audit.read(log).head != head
+    log.write_bytes(log.read_bytes()[:-20] + b"\n")
+    assert "last line" in audit.read(log).problem
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_torn_last_line_is_recognised_and_vouched_for(log, cut):
+    log.write_bytes(log.read_bytes()[:-cut])
+    found = audit.read(log)
+    assert (found.problem, found.torn) == ("", cut > 1)
+    AuditLog(log.parent).write("round", number=9)
+    found = audit.read(log)
+    assert (found.problem, found.torn) == ("", False)
+    assert numbers(found) == ([0, 1, 2, 3, 4, 9] if cut == 1 else [0, 1, 2, 3, "torn", 9])
+
+
+def test_processes_that_are_killed_leave_a_whole_log(tmp_path):
+    code = "import sys; from pathlib import Path; from feddure.flower.app.audit import AuditLog\n"
+    code += "log = AuditLog(Path(sys.argv[1])); print('x', flush=True)\nwhile True: log.write('round', text='x' * 3000)"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=os.environ)
+        for _ in range(2)
+    ]
+    for process in both:
+        process.stdout.readline()
+    while len(audit.read(tmp_path / audit.FILE).entries if (tmp_path / audit.FILE).exists() else ()) < 5:
+        pass
+    for process in both:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    AuditLog(tmp_path).write("after")
+    assert audit.read(tmp_path / audit.FILE).problem == ""
+
+
+def test_server_and_sites_agree_on_what_travelled(tmp_path):
+    root = federated.write_images(tmp_path)
+    nodes = federated.grid(root)
+    (root / "server").mkdir()
+
+    def refuse(message, reply):
+        if message.metadata.message_type == "train":
+            reply.content.config_records["answer"]["round"] = 70
+        return reply
+
+    nodes.changes[13] = refuse
+    settings = federated.SETTINGS.replace("clients_per_round=2", "clients_per_round=3")
+    federated.federate(root, nodes, settings=settings, server_folder=str(root / "server"))
+    servers = audit.read(root / "server" / audit.FILE)
+    assert servers.problem == ""
+    events = [entry["event"] for entry in servers.entries]
+    assert events == [*["site takes part"] * 3, "run begins", "round", "round", "run ends"]
+    rounds = [{site["site"]: site for site in entry["sites"]} for entry in servers.entries if entry["event"] == "round"]
+    heads = {entry["before"] for entry in servers.entries}
+    for name in federated.SITES:
+        own = audit.read(root / "state" / name / audit.FILE)
+        assert own.problem == ""
+        for entry, line in zip(rounds, own.entries, strict=True):
+            assert line["event"] == "trained"
+            assert line["sent"] == entry[name]["received"]
+            assert line["received"] == entry[name]["sent"]
+            assert line["servers_log"] in heads
+        assert ("not_used" in rounds[0][name]) == (name == "west")
+    assert rounds[0]["north"]["weight"] == 56
+    assert json.dumps(rounds[0]).count("sha256") == 6
