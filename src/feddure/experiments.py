@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from feddure import methods
+from feddure import methods, plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 
@@ -71,8 +71,28 @@ def load(
     file: Path | None = None,
     changes: dict[str, Any] | None = None,
     sets: Iterable[str] = (),
+    allow_modules: bool = False,
 ) -> Experiment:
-    """An experiment from a preset or a file, then `changes` (dotted keys), then `--set key=value` texts."""
+    """An experiment from a preset or a file, then `changes` (dotted keys), then `--set key=value` texts.
+
+    Changes and sets are the user's own word, so modules that they name may be imported; those that the file names
+    with `allow_modules` alone.
+    """
+    said = (changes or {}) | parse_sets(sets)
+    plugins.allow(*(said.get(key) for key in ("method", "model", "dataset")))
+    experiment = compose(preset, file, changes, sets)
+    if allow_modules:
+        plugins.allow(*experiment.modules)
+    return experiment
+
+
+def compose(
+    preset: str | None = None,
+    file: Path | None = None,
+    changes: dict[str, Any] | None = None,
+    sets: Iterable[str] = (),
+) -> Experiment:
+    """What `load` makes, where changes come from a file too: no module is allowed by it."""
     if preset is not None and file is not None:
         raise ConfigError("a preset and a configuration file were both given: use one of them")
     tree: dict[str, Any] = {}

@@ -1,6 +1,5 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +38,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
+    allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
@@ -56,7 +56,7 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data, experiments
+    from feddure import api, data, experiments, plugins
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
@@ -75,7 +75,8 @@ def compare(
         "model": model,
         "rounds": rounds,
     }
-    experiment = experiments.load(preset, file, changes, sets or ())
+    experiment = experiments.load(preset, file, changes, sets or (), allow_modules)
+    plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
     usual = experiments.compared(preset) if preset is not None else ([], [])
     named = options.names("--methods", methods) or usual[0]
     chosen = options.numbers("--seeds", seeds) if seeds is not None else usual[1]
@@ -98,7 +99,7 @@ def compare(
     _show(found, folder, time.monotonic() - began)
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
-        go_on = f"The others are compared; try again with: feddure compare --out {shlex.quote(str(folder))} --resume"
+        go_on = f"The others are compared; try again with: {study.resume_command(folder, plan, found.runs[0].experiment)}"
         tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 
@@ -119,4 +120,4 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:
         further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
-        console.print(f"seeds   add some: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
+        console.print(f"seeds   add some: {study.resume_command(folder, plan, experiment)} --seeds {further}")

@@ -23,6 +23,7 @@ def run(
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
     """Train one method on one data set and report what came of it.
@@ -38,7 +39,7 @@ def run(
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data, experiments
+    from feddure import api, data, experiments, plugins
     from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 
@@ -53,7 +54,8 @@ def run(
     }
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
-    experiment = experiments.load(preset, file, changes, sets or ())
+    experiment = experiments.load(preset, file, changes, sets or (), allow_modules)
+    plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
     images = data.load(experiment.dataset, data_dir, progress=True)
     options.expect_clients(clients, experiment.partition.setting, images)

@@ -101,6 +101,12 @@ def config_to_resume(folder: Path | None) -> Path:
     return found
 
 
+def resume_command(folder: Path, plan: Plan, experiment: Experiment) -> str:
+    """How to go on with a comparison."""
+    own = any(experiment.model_copy(update={"method": method}).modules for method in plan.methods)
+    return f"feddure compare --out {shlex.quote(str(folder))} --resume{' --allow-modules' if own else ''}"
+
+
 def run_folder(folder: Path, method: str, seed: int) -> Path:
     """Where a comparison keeps a run."""
     return folder / f"{method.replace('/', '_').replace(':', '_')}-seed{seed}"
@@ -134,7 +140,7 @@ def compare(
     with runs.lock(folder):
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
-        failed = _train(wanted, dataset, folder, resume, progress)
+        failed = _train(wanted, dataset, resume_command(folder, plan, experiment), resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
@@ -164,14 +170,13 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
 
 
 def _train(
-    wanted: Mapping[Path, Experiment], dataset: Dataset, folder: Path, resume: bool, progress: bool
+    wanted: Mapping[Path, Experiment], dataset: Dataset, resume_command: str, resume: bool, progress: bool
 ) -> dict[str, Problem]:
     """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
     left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
     failed: dict[str, Problem] = {}
     if not left:
         return failed
-    resume_command = f"feddure compare --out {shlex.quote(str(folder))} --resume"
     engine, method = Engine(next(iter(left.values())).engine), ""
     console = console_observer() if progress else None
     with closing(console) if console else nullcontext():

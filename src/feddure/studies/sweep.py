@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from feddure import experiments, methods
+from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
@@ -55,11 +55,11 @@ class Sweep:
         return [cell for of_a_seed in zip(*(point.cells for point in self.points), strict=True) for cell in of_a_seed]
 
 
-def read(file: Path) -> Sweep:
+def read(file: Path, allow_modules: bool = False) -> Sweep:
     """The sweep that a file describes; errors name the file and the key."""
     text, tree = _read(file)
     try:
-        return _expand(file, text, tree)
+        return _expand(file, text, tree, allow_modules)
     except FeddureError as error:
         if str(error).startswith(f"{file}: "):
             raise
@@ -102,7 +102,7 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
     return Store(folder)
 
 
-def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
+def _expand(file: Path, text: str, tree: dict[str, Any], allow_modules: bool) -> Sweep:
     for key in tree:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS) or f"; expected {', '.join(_KEYS)}"
@@ -126,7 +126,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
         varied = dict(zip(axes, values, strict=True))
         place = f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())})"
         layers = {"set": fixed, f"case '{case}'": changes, place: varied}
-        made = [_experiment(preset, start, layers, seed) for seed in seeds]
+        made = [_experiment(preset, start, layers, seed, allow_modules) for seed in seeds]
         found = experiments.flat(made[0])
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
@@ -137,26 +137,31 @@ def _expand(file: Path, text: str, tree: dict[str, Any]) -> Sweep:
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 
 
-def _experiment(preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int) -> Experiment:
+def _experiment(
+    preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int, allow_modules: bool
+) -> Experiment:
     """The experiment after all layers of changes; an error is said of the first layer that has it."""
     changes = {key: value for layer in layers.values() for key, value in layer.items()}
     try:
-        return _load(preset, start, changes | {"seed": seed})
+        return _load(preset, start, changes | {"seed": seed}, allow_modules)
     except FeddureError as error:
         changes = {}
         for where, layer in {"config" if start else "": {}, **layers}.items():
             changes |= layer
             try:
-                _load(preset, start, changes)
+                _load(preset, start, changes, allow_modules)
             except FeddureError as problem:
                 if set(str(problem).splitlines()) <= set(str(error).splitlines()):
                     raise type(problem)(f"{where}: {problem}" if where else str(problem)) from None
         raise
 
 
-def _load(preset: str | None, start: Path | None, changes: Changes) -> Experiment:
+def _load(preset: str | None, start: Path | None, changes: Changes, allow_modules: bool) -> Experiment:
     empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
-    experiment = experiments.load(preset, start, changes, empty)
+    experiment = experiments.compose(preset, start, changes, empty)
+    if allow_modules:
+        plugins.allow(*experiment.modules)
+    plugins.expect_allowed(*experiment.modules)
     methods.make(experiment)
     if ":" not in experiment.dataset:
         find_source(experiment.dataset)

@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from feddure import experiments, methods
+from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
 from feddure.flower.app.messages import (
@@ -261,7 +261,9 @@ def _open(context: Context, experiment: str) -> Site:
     node: dict[str, Any] = dict(context.node_config)
     if "partition-id" in node and "data" not in node:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
-        return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
+        simulated = read_experiment(experiment)
+        plugins.allow(*simulated.modules)  # the simulation's server and clients are one user's
+        return open_share(client, clients, simulated, str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
     return open_site(node, str(context.run_config.get("description", "")))
 

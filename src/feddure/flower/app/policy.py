@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from feddure import methods
+from feddure import methods, plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.flower.app.sanitize import disclosed
@@ -33,6 +33,7 @@ def check_policy(node: Mapping[str, Any], experiment: str) -> None:
                 ),
                 "own modules are not allowed at this site",
             )
+    plugins.allow(*wanted.values())
     if relays_uploads(wanted["method"]) and not _allows(node, "helpers", default=True):
         raise disclosed(
             ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),
