@@ -83,8 +83,8 @@ def run(
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
-    `observers` are told of every round (`feddure.Observer`). Modules that `config_file`, or the folder of a resumed run,
-    names are imported with `allow_modules` alone.
+    `observers` are told of every round (`feddure.Observer`). Modules that `config_file`, or a folder to resume, names
+    are imported with `allow_modules` alone.
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))

@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from feddure import methods, plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
+from feddure.files import parse_yaml
 
 SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
@@ -299,7 +300,7 @@ def _parse_preset(name: str) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

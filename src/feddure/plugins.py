@@ -17,7 +17,6 @@ from typing import Any
 
 from feddure.errors import ConfigError, FeddureError, did_you_mean
 
-
 _ALLOWED: set[str] = set()
 
 

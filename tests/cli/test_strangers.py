@@ -184,7 +184,7 @@ def test_a_site_that_allows_no_modules_knows_none():
         check_policy({}, yaml.safe_dump({"method": NAMES["method"]}))
     assert not plugins._ALLOWED
     check_policy({"modules": "true"}, yaml.safe_dump({"method": NAMES["method"]}))
-    assert plugins._ALLOWED == {NAMES["method"]}
+    assert {NAMES["method"]} == plugins._ALLOWED
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

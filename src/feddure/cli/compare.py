@@ -99,7 +99,9 @@ def compare(
     _show(found, folder, time.monotonic() - began)
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
-        go_on = f"The others are compared; try again with: {study.resume_command(folder, plan, found.runs[0].experiment)}"
+        go_on = (
+            f"The others are compared; try again with: {study.resume_command(folder, plan, found.runs[0].experiment)}"
+        )
         tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 

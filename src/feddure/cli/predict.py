@@ -23,7 +23,9 @@ WIDE = 1000
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a safetensors or ONNX file.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a safetensors or ONNX file.")
+    ],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON an image, for scripts.")] = False,
     csv_file: Annotated[

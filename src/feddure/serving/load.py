@@ -141,9 +141,7 @@ MODELS = ("auto", "averaged", "last")
 """Which model of a run: its average over rounds where there is one, or the one or the other."""
 
 
-def load_model(
-    source: Path | str, *, device: str = "auto", model: str = "auto", allow_modules: bool = False
-) -> Model:
+def load_model(source: Path | str, *, device: str = "auto", model: str = "auto", allow_modules: bool = False) -> Model:
     """The model of a finished run, or in a safetensors or ONNX file.
 
     `device` is auto, cpu or cuda. Of a run, `model` is "averaged" (over rounds), "last" (of the last round), or

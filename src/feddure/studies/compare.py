@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import yaml
 
 from feddure import methods as known_methods
+from feddure import plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import write_whole
+from feddure.files import parse_yaml, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
@@ -78,7 +79,7 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan of a comparison's folder, or None where there is none yet."""
     path = folder / PLAN_FILE
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
         return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -213,6 +214,7 @@ def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
 
 def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
     found = experiment.model_copy(update={"method": method, "seed": seed})
+    plugins.expect_allowed(*found.modules)
     known_methods.make(found)  # an unknown method is an error before anything is done
     return found
 

@@ -128,10 +128,10 @@ def read_run(folder: Path) -> Run:
     rounds = [record["round"] for record in metrics]
     if rounds != sorted(set(rounds)):
         raise RunError(f"{folder / METRICS}: its rounds are not in order; restore the file from a copy")
-    for quantity in ("per_class", "confusion"):
-        tests = [(record.get(model) or {}).get(quantity) for record in metrics for model in ("test", "test_ema")]
-        if len({len(values) for values in tests if values is not None}) > 1:
-            raise RunError(f"{folder / METRICS}: its evaluations differ in their classes; restore it from a copy")
+    for groups in (("test", "test_ema"), ("diagnostics",)):
+        found = [record.get(group) or {} for record in metrics for group in groups]
+        if len({len(one[name]) for one in found for name in schema.OF_CLASSES if one.get(name)}) > 1:
+            raise RunError(f"{folder / METRICS}: its rounds differ in their classes; restore the file from a copy")
     return Run(
         folder,
         experiment,

@@ -16,6 +16,10 @@ Anything = Number | bool | str | list[Any] | dict[str, Any] | None
 """No number that would overflow in a mean."""
 
 
+OF_CLASSES = ("per_class", "confusion", "pseudo_accuracy_per_class", "coverage_per_class")
+"""Quantities that have a value for each class."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -48,8 +52,8 @@ class Diagnostics(_Part):
 
 
 class Bytes(_Part):
-    down: Number | None = None
-    up: Number | None = None
+    down: Number = 0
+    up: Number = 0
 
 
 class SiteRound(_Part):
@@ -72,7 +76,7 @@ class Round(_Part):
     steps: list[Count] = []
     left_out: list[Any] = []
     communication: Bytes | None = None
-    train: dict[str, Anything] | None = None
+    train: dict[str, Anything] | None = Field(None, max_length=200)  # each has a picture
     test: Evaluation | None = None
     test_ema: Evaluation | None = None
     diagnostics: Diagnostics | None = None
@@ -108,7 +112,7 @@ class Partition(_Part):
     internal_imbalance: Number | None = None
     external_imbalance: Number | None = None
     sha256: str = ""
-    parameters: Parameters | None = None
+    parameters: Parameters = Parameters(setting="", gamma=None, seed=None)
     repairs: list[Repair] | None = None
 
     @model_validator(mode="after")
@@ -118,16 +122,16 @@ class Partition(_Part):
         fits = all(len(row) == len(self.classes) for row in rows) and len(self.unlabelled) in (0, clients)
         if not fits or any(len(each) not in (0, clients) for each in (self.unknown or (), self.sites)):
             raise ValueError("expected a number for each client and class")
-        if self.parameters and not (clients and self.classes):
+        if "parameters" in self.model_fields_set and not (clients and self.classes):
             raise ValueError("expected one client and one class at least")
         return self
 
 
 class Site(_Part):
     site: str
-    labelled: Count | None = None
-    unlabelled: Count | None = None
-    unreadable: Count | None = None
+    labelled: Count = 0
+    unlabelled: Count = 0
+    unreadable: Count = 0
 
 
 class Federation(_Part):

@@ -87,8 +87,8 @@ def test_too_many_pixels_are_told_as_such_before_any_is_decoded(tmp_path, width,
 @linux
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    os.symlink("/dev/zero", tmp_path / "zero.png")
-    os.symlink("loop.png", tmp_path / "loop.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    (tmp_path / "loop.png").symlink_to("loop.png")
     for name in ("pipe.png", "zero.png"):
         assert "not a regular file" in told(tmp_path / name)
     assert "cannot be read" in told(tmp_path / "loop.png")
@@ -141,7 +141,7 @@ def test_links_that_stand_for_very_many_files(tmp_path):
 def test_very_deep_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(1200):
-        os.mkdir("d")
+        Path("d").mkdir()
         os.chdir("d")
     Path("image.png").touch()
     try:
