@@ -7,7 +7,7 @@ import torch
 
 import folders
 import tiny
-from feddure import environment, methods
+from feddure import environment, methods, plugins
 from feddure.data.dataset import Dataset
 from feddure.simulation import runs
 
@@ -22,9 +22,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def registered_methods() -> Iterator[None]:
-    """A method that a test registers is unknown to the next one, whichever that is."""
+    """A method that a test registers, and a module that it allows, is unknown to the next one, whichever that is."""
     before = dict(methods.METHODS)
     yield
+    plugins._ALLOWED.clear()
     methods.METHODS.clear()
     methods.METHODS.update(before)
 

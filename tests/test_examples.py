@@ -175,6 +175,6 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
 def test_the_sweeps_of_controls_can_be_read(name, points, request):
     if name == "controls":
         request.getfixturevalue("controls")
-    found = sweep.read(EXAMPLES / f"{name}.yaml")
+    found = sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True)
     assert len(found.points) == points
     assert all(point.about for point in found.points) == (name == "controls")

@@ -340,3 +340,18 @@ def test_a_method_of_ones_own_declares_options_the_same_way(monkeypatch):
 def test_the_partitions_seed_follows_the_experiments():
     assert experiments.load("demo", sets=["seed=5"]).partition_seed == 5
     assert experiments.load("demo", sets=["seed=5", "partition.seed=2"]).partition_seed == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options: {a: &a [x, x], b: &b [*a, *a], c: [*b, *b]}\n",
+        "rounds: " + "9" * 5000 + "\n",
+        "options: " + "[" * 5000 + "\n",
+        "options: 2001-99-99\n",
+    ],
+)
+def test_a_file_that_means_to_exhaust_its_reader_is_one_error(tmp_path, text):
+    (tmp_path / "theirs.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        experiments.load(file=tmp_path / "theirs.yaml")

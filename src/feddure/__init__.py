@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from feddure.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from feddure.api import Run, run
+    from feddure.api import Run, load_dataset, run
     from feddure.config import Experiment
     from feddure.data.batches import Batch, Needs
     from feddure.data.dataset import Dataset
-    from feddure.data.sources import load as load_dataset
     from feddure.data.sources import register as register_dataset
     from feddure.errors import FeddureError
     from feddure.methods import register as register_method
@@ -66,6 +65,7 @@ _FOUND_IN = {
     "Run": "api",
     "cross_entropy": "methods.base",
     "export": "serving.export",
+    "load_dataset": "api",
     "load_model": "serving.load",
     "mean": "methods.base",
     "predict": "serving.predict",
@@ -80,8 +80,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"feddure.{_FOUND_IN[name]}"), name)
     if name in _REGISTERS:
         return import_module(f"feddure.{_REGISTERS[name]}").register
-    if name == "load_dataset":
-        return import_module("feddure.data.sources").load
     raise AttributeError(f"module 'feddure' has no attribute '{name}'")
 
 

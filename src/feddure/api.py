@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from feddure import data, methods, recommended
+from feddure import data, methods, plugins, recommended
 from feddure import nn as networks
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset, check
@@ -28,8 +28,10 @@ from feddure.tracking.summary import Summary, summarise
 class Run:
     """A finished run: its numbers, its model, its report."""
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, allow_modules: bool = False):
+        """`allow_modules` lets `model` import the network's own module that the folder names."""
         self._run = records.read_run(Path(folder))
+        self._allow_modules = allow_modules
 
     @property
     def folder(self) -> Path:
@@ -58,7 +60,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained global model, ready to evaluate."""
-        return read_network(self.folder)[1]
+        return read_network(self.folder, allow_modules=self._allow_modules)[1]
 
     def report(self) -> Path:
         """(Re)make report.html and return its path."""
@@ -85,13 +87,15 @@ def run(
     progress: bool = True,
     observers: Sequence[Observer] = (),
     sets: dict[str, Any] | None = None,
+    allow_modules: bool = False,
 ) -> Run:
     """Run one experiment and return it.
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
     `observers` are told of every round (`feddure.Observer`); `init` is a model to start from. A `folder:` or `npz:`
-    data set without preset and file takes the preset `recommended`.
+    data set without preset and file takes the preset `recommended`. Modules that `config_file`, or a folder to resume,
+    names are imported with `allow_modules` alone.
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
@@ -113,11 +117,18 @@ def run(
 
     file = Path(config_file) if config_file else None
     say = partial(print, file=sys.stderr) if progress else lambda line: None
-    experiment, looked_at = recommended.load(preset, file, changes, (), read, say)
+    experiment, looked_at = recommended.load(preset, file, changes, (), read, say, allow_modules)
+    plugins.expect_allowed(*experiment.modules)
     folder = Path(out) if out is not None else default_folder(experiment)
     images = looked_at or read(experiment.dataset)
     runs.execute(experiment, images, folder, resume, progress, observers)
     return Run(folder)
+
+
+def load_dataset(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
+    """The data set of this name; `data_dir` is where downloaded ones live."""
+    plugins.allow(name)
+    return data.load(name, data_dir, progress)
 
 
 def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:

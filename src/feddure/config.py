@@ -200,6 +200,12 @@ class Experiment(_Section):
     def partition_seed(self) -> int:
         return self.seed if self.partition.seed is None else self.partition.seed
 
+    @property
+    def modules(self) -> list[str]:
+        """The import paths among its names, which are code: `package.module:name`."""
+        own_data = self.dataset.startswith(("folder:", "npz:"))
+        return [name for name in (self.method, self.model, *(() if own_data else (self.dataset,))) if ":" in name]
+
     def own_code(self) -> str:
         """What the fingerprint does not know: the user's own modules that it names, with hashes of their files."""
-        return plugins.own_code(self.method, self.model, self.dataset)
+        return plugins.own_code(*self.modules)

@@ -20,10 +20,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from feddure import methods, pretrained
+from feddure import methods, plugins, pretrained
 from feddure.config import DIRICHLET, Experiment
 from feddure.data import partition
 from feddure.errors import ConfigError
+from feddure.files import parse_yaml
 
 SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
@@ -74,8 +75,28 @@ def load(
     file: Path | None = None,
     changes: dict[str, Any] | None = None,
     sets: Iterable[str] = (),
+    allow_modules: bool = False,
 ) -> Experiment:
-    """An experiment from a preset or a file, then `changes` (dotted keys), then `--set key=value` texts."""
+    """An experiment from a preset or a file, then `changes` (dotted keys), then `--set key=value` texts.
+
+    Changes and sets are the user's own word, so modules that they name may be imported; those that the file names
+    with `allow_modules` alone.
+    """
+    said = (changes or {}) | parse_sets(sets)
+    plugins.allow(*(said.get(key) for key in ("method", "model", "dataset")))
+    experiment = compose(preset, file, changes, sets)
+    if allow_modules:
+        plugins.allow(*experiment.modules)
+    return experiment
+
+
+def compose(
+    preset: str | None = None,
+    file: Path | None = None,
+    changes: dict[str, Any] | None = None,
+    sets: Iterable[str] = (),
+) -> Experiment:
+    """What `load` makes, where changes come from a file too: no module is allowed by it."""
     if preset is not None and file is not None:
         raise ConfigError("a preset and a configuration file were both given: use one of them")
     tree: dict[str, Any] = {}
@@ -300,7 +321,7 @@ def _parse_preset(name: str) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from feddure.errors import FeddureError
 
 
@@ -30,6 +32,17 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
 def write_json(path: Path, content: Any, error: type[FeddureError], durable: bool = False) -> None:
     """Write plain values as JSON, whole or not at all."""
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), error, durable)
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """Plain values; whatever is wrong with the text is a YAMLError."""
+    try:
+        # With aliases a few lines can stand for any number of values.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
+            raise yaml.YAMLError("aliases, such as *name, are not read: write out what they stand for")
+        return yaml.load(text, loader)
+    except (ValueError, ArithmeticError, RecursionError) as problem:  # numbers and dates that there are none of
+        raise yaml.YAMLError(str(problem)) from None
 
 
 def make_durable(path: Path) -> None:

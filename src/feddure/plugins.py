@@ -1,4 +1,9 @@
-"""A user's own method, network or data set, named by `package.module:name`."""
+"""A user's own method, network or data set, named by `package.module:name`.
+
+To import a module is to run it, so a name that stands in a file is never reason enough: only names that somebody has
+allowed are imported. Commands and Python calls allow what their user names himself, and what a file names where he has
+said so (`--allow-modules`).
+"""
 
 import hashlib
 import importlib
@@ -10,7 +15,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from feddure.errors import FeddureError, did_you_mean
+from feddure.errors import ConfigError, FeddureError, did_you_mean
+
+_ALLOWED: set[str] = set()
+
+
+def allow(*names: object) -> None:
+    """Let these names be imported, where they are import paths: they are the user's own word."""
+    _ALLOWED.update(name for name in names if isinstance(name, str) and ":" in name)
+
+
+def expect_allowed(*names: str, error: type[FeddureError] = ConfigError) -> None:
+    """Refuse import paths that only a file names."""
+    refused = [name for name in names if name not in _ALLOWED]
+    if refused:
+        raise error(
+            f"{', '.join(refused)}: a file names this module, and to import a module runs its code. If you trust both, "
+            "add --allow-modules (in Python: allow_modules=True)"
+        )
 
 
 def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) -> Any:
@@ -20,6 +42,7 @@ def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) 
     if not all(part.isidentifier() for part in (*module_name.split("."), name)):
         hint = did_you_mean(path, known)
         raise error(f"{what} '{path}': expected one of {', '.join(known)}, or package.module:name{hint}")
+    expect_allowed(path, error=error)
     try:
         with _looking_here():
             module = importlib.import_module(module_name)
@@ -32,8 +55,9 @@ def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) 
 
 
 def own_code(*paths: str) -> str:
-    """Those of these names that are import paths, each with a hash of its file as this process first saw it."""
-    found = {path: _hash(path.partition(":")[0]) for path in paths if ":" in path}
+    """Those of these import paths that are allowed, each with a hash of its file as this process first saw it."""
+    # To look for a.b imports a: what is not allowed is not even looked for.
+    found = {path: _hash(path.partition(":")[0]) for path in paths if path in _ALLOWED}
     return ", ".join(f"{path} {found[path]}" for path in sorted(found) if found[path])
 
 

@@ -70,6 +70,7 @@ def load(
     sets: Iterable[str],
     read: Callable[[str], Dataset],
     say: Callable[[str], None],
+    allow_modules: bool = False,
 ) -> tuple[Experiment, Dataset | None]:
     """The experiment that a command or call asks for, and its images where they had to be looked at.
 
@@ -78,7 +79,7 @@ def load(
     given = {key: value for key, value in changes.items() if value is not None} | experiments.parse_sets(sets)
     name = str(given.get("dataset") or experiments.load(NAME).dataset)
     if preset != NAME and (preset is not None or file is not None or not name.startswith(OWN_IMAGES)):
-        return experiments.load(preset, file, dict(changes), sets), None
+        return experiments.load(preset, file, dict(changes), sets, allow_modules), None
     experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
     images = read(name)
     # A benchmark's labels are the partition's to choose; about a tenth is usual.

@@ -128,7 +128,9 @@ def test_a_method_that_fails_is_listed_with_its_reason(tmp_path):
     error = found.stderr[found.stderr.index("error: ") :]
     assert error.startswith("error: an error in code ended method failing_method:Raises:\nTraceback")
     assert error.count("File ") == 1
-    assert error.endswith("The others are compared; try again with: feddure compare --out 'a folder' --resume\n")
+    assert error.endswith(
+        "The others are compared; try again with: feddure compare --out 'a folder' --resume --allow-modules\n"
+    )
     done = [("fedavg", "0"), ("fedavg-matched", "0"), ("failing_method:Raises", "")]
     assert methods_in(tmp_path / "a folder" / "comparison.csv") == done
 

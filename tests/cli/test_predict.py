@@ -93,7 +93,7 @@ def test_an_unreadable_file_is_named_the_others_go_on_and_the_exit_code_is_1(run
 
 def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(run, photos, tmp_path):
     wanted = as_records(invoke(run, photos, "--json", "--batch", 2)[0])
-    out = tmp_path / "model.pt"
+    out = tmp_path / "model.safetensors"
     CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out)])
     found = as_records(invoke(out, photos, "--json", "--device", "cpu")[0])
     for one, other in zip(found, wanted, strict=True):

@@ -164,7 +164,7 @@ def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
     """In that of a method, and in that of a data set."""
     (tmp_path / "bad_here.py").write_text(RAISES)
     write(tmp_path, grid={"method": ["fedavg", "bad_here:Raises", "fedavg-matched"]})
-    found = invoke("mine.yaml", "--out", "out", exit_code=1)
+    found = invoke("mine.yaml", "--out", "out", "--allow-modules", exit_code=1)
     assert files(tmp_path / "out") == FILES | {"unfinished"}
     board = rows(tmp_path / "out" / "leaderboard.csv")
     assert sorted(row["seeds_measured"] for row in board) == ["", "0 1", "0 1"]
@@ -177,7 +177,9 @@ def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
     assert 'bad_here.py", line 6, in step\n' in error
     assert error.count("File ") == 1
     write(tmp_path, seeds=(0,), grid={"dataset": [NAME, "bad_here:load"]})
-    assert 'bad_here.py", line 9, in load' in invoke("mine.yaml", "--out", "other", exit_code=1).stderr
+    assert (
+        'bad_here.py", line 9, in load' in invoke("mine.yaml", "--out", "other", "--allow-modules", exit_code=1).stderr
+    )
     assert len(kept(tmp_path / "other")) == 1
 
 
@@ -219,13 +221,13 @@ def test_every_problem_has_its_table_and_verdict(tmp_path):
 def test_jobs_are_the_same_command_and_their_cells_are_reported_here(tmp_path, measured, monkeypatch):
     (tmp_path / "of_a_job.py").write_text("import tiny\n\ndef images():\n    return tiny.dataset()\n")
     write(tmp_path, methods=["fedavg"], set={"dataset": "of_a_job:images"}, seeds=(0,))
-    monkeypatch.setattr("sys.argv", ["feddure", "sweep", "mine.yaml", "--out", "out", "--jobs", "2"])
-    found = invoke("mine.yaml", "--out", "out", "--jobs", "2")
+    monkeypatch.setattr("sys.argv", ["feddure", "sweep", "mine.yaml", "--out", "out", "--jobs", "2", "--allow-modules"])
+    found = invoke("mine.yaml", "--out", "out", "--jobs", "2", "--allow-modules")
     assert measured == []  # not here
     assert found.stderr.count("% (last)") == 2
     assert files(tmp_path / "out") == FILES
     assert {one.environment["command"] for one in kept(tmp_path / "out")} == {
-        "feddure sweep mine.yaml --out out --jobs 2"
+        "feddure sweep mine.yaml --out out --jobs 2 --allow-modules"
     }
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import tiny
 from feddure import nn as networks
+from feddure import plugins
 from feddure.errors import ConfigError
 from feddure.nn.networks import ResNet9, without_norms
 
@@ -96,6 +97,7 @@ def test_a_network_of_ones_own(images):
     ],
 )
 def test_an_unknown_network_is_named(name, message):
+    plugins.allow(name)
     with pytest.raises(ConfigError, match=message):
         networks.make(name, 1, 4, "batch", 0)
 

@@ -139,7 +139,8 @@ def test_a_trained_run_and_its_averaged_model(trained, exported, tmp_path):
     pixels = folders.IMAGES.test_images
     averaged = feddure.export(trained, tmp_path / "averaged.safetensors", model="averaged")
     last = feddure.export(trained, tmp_path / "last.safetensors", model="last")
-    for file, which in (*((file, "auto") for file in exported.values()), (averaged, "averaged"), (last, "last")):
+    written = (exported["safetensors"], "auto"), (exported["onnx"], "auto"), (averaged, "averaged"), (last, "last")
+    for file, which in written:
         wanted = feddure.load_model(trained, model=which)(pixels)
         assert np.abs(feddure.load_model(file)(pixels) - wanted).max() < 1e-4
 
@@ -154,8 +155,10 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "nets_to_export")
     with pytest.raises(ConfigError, match="nets_to_export"):  # weights alone need the network's code
         feddure.load_model(files[0])
-    for file in files[1:]:
-        assert np.abs(feddure.load_model(file)(folders.IMAGES.test_images) - wanted).max() < 1e-4
+    assert np.abs(feddure.load_model(files[1])(folders.IMAGES.test_images) - wanted).max() < 1e-4
+    script = torch.jit.load(files[2])
+    probabilities, _ = script(torch.from_numpy(folders.IMAGES.test_images.transpose(0, 3, 1, 2).copy()))
+    assert np.abs(probabilities.numpy() - wanted).max() < 1e-4
 
 
 # --- what travels with it ------------------------------------------------------------------------------

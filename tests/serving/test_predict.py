@@ -38,7 +38,7 @@ def confusion(predictions, classes):
 def test_a_trained_model_has_the_accuracy_on_files_that_its_run_reports(tmp_path, trained, exported):
     files = save_tests(folders.IMAGES, tmp_path / "tests")
     wanted = feddure.Run(trained).metrics[-1]["test"]["confusion"]
-    for source, batch in zip((trained, *exported.values()), (1, 3, 7, 100), strict=True):
+    for source, batch in zip((trained, exported["safetensors"], exported["onnx"]), (1, 3, 100), strict=True):
         assert confusion(feddure.predict(source, files, batch=batch), folders.IMAGES.classes) == wanted
 
 
@@ -75,7 +75,7 @@ def test_the_depth_of_training_is_the_depth_of_prediction(tmp_path):
     images = data.load(name)
     small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
     folder = folders.execute(tmp_path / "run", images=images, dataset=name, **small).folder
-    for source in (folder, feddure.export(folder, format="torchscript")):
+    for source in (folder, feddure.export(folder, format="onnx")):
         model = feddure.load_model(source)
         found = feddure.predict(model, tmp_path / "data" / "test")
         shares = [[dict(prediction.ranking)[name] for name in images.classes] for prediction in found]
@@ -113,7 +113,7 @@ def test_places_that_are_refused(tmp_path, trained):
         (["typo.png"], r"typo\.png: there is no such image or folder"),
         (["empty"], "empty: no image in it"),
         ([], "no image"),
-        (["round"], "a link to a folder that it lies in"),
+        (["round"], "a link to a folder that is read already"),
     ):
         with pytest.raises(DataError, match=message):
             find_images([tmp_path / name for name in names])

@@ -25,7 +25,7 @@ def read(folder, tree=None, text=None, **changes):
     tree = {key: value for key, value in ((tree or BASE) | changes).items() if value is not None}
     file = folder / "rates.yaml"
     file.write_text(text or yaml.safe_dump(tree, sort_keys=False).replace("'", ""))
-    return sweep.read(file)
+    return sweep.read(file, allow_modules=True)
 
 
 def test_the_documented_examples(tmp_path):

@@ -1,6 +1,5 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
-import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
+    allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
     """Compare methods: same partition, same sampled clients, same seeds, and whether differences are more than chance.
@@ -60,7 +60,7 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data, experiments, recommended
+    from feddure import api, data, experiments, plugins, recommended
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
@@ -82,7 +82,8 @@ def compare(
     }
     console = plain_console(stderr=True)
     read = partial(data.load, data_dir=data_dir, progress=True)
-    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print)
+    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
     if looked_at is not None:
         preset = recommended.NAME
     usual = experiments.compared(preset) if preset is not None else ([], [])
@@ -106,7 +107,9 @@ def compare(
     _show(found, folder, time.monotonic() - began)
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
-        go_on = f"The others are compared; try again with: feddure compare --out {shlex.quote(str(folder))} --resume"
+        go_on = (
+            f"The others are compared; try again with: {study.resume_command(folder, plan, found.runs[0].experiment)}"
+        )
         tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 
@@ -129,4 +132,4 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:
         further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
-        console.print(f"seeds   add some: feddure compare --out {shlex.quote(str(folder))} --resume --seeds {further}")
+        console.print(f"seeds   add some: {study.resume_command(folder, plan, experiment)} --seeds {further}")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feddure import plugins
 from feddure.cli.options import DataDir
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset, measure
@@ -95,6 +96,7 @@ def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None
     """
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
+        plugins.allow(name)
         dataset = sources.load(name, data_dir, progress=True)
     report = _report(dataset, None if ":" in name else sources.find_source(name))
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from feddure.cli.options import AllowModules
+
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or a safetensors file.")],
@@ -25,6 +27,7 @@ def export(
         ),
     ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    allow_modules: AllowModules = False,
 ) -> None:
     """Write a trained model as safetensors, ONNX or TorchScript, with its classes and normalisation inside.
 
@@ -42,8 +45,8 @@ def export(
     from feddure.serving.export import export as write_model  # torch takes seconds: only when it is needed
     from feddure.serving.load import detect, read_network
 
-    target = write_model(run, out, format=kind, model=which, force=force)
-    about, _ = read_network(run, which)
+    target = write_model(run, out, format=kind, model=which, force=force, allow_modules=allow_modules)
+    about, _ = read_network(run, which, allow_modules)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     if detect(target.read_bytes()) == "safetensors":

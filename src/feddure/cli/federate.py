@@ -213,8 +213,8 @@ def site(
     wanted |= {"dp-noise": dp_noise, "dp-budget": dp_budget, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
     images = ImageFolder.parse(data, "--data")
-    if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{16}", approve):
-        raise ConfigError(f"--approve {approve}: expected ask, always, or the 16 digits of a run that its server shows")
+    if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{32}", approve):
+        raise ConfigError(f"--approve {approve}: expected ask, always, or the 32 digits of a run that its server shows")
     options |= {} if approve == "always" else {"approve": approve}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)

@@ -21,6 +21,11 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")
 ]
 
+AllowModules = Annotated[
+    bool,
+    typer.Option("--allow-modules", help="Import, and so run, the modules that a file names; for files you trust."),
+]
+
 DatasetName = Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")]
 Setting = Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch, pairs or sites.")]
 Model = Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")]

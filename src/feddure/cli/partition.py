@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddure import config
+from feddure import config, plugins
 from feddure.cli.options import DataDir, expect_clients, expect_writable, make_folder_of
 from feddure.data import sources
 from feddure.data.dataset import Dataset
@@ -99,6 +99,7 @@ def partition(
         labelled_as_unlabelled=labelled_as_unlabelled,
         seed=seed,
     )
+    plugins.allow(dataset)
     images = sources.load(dataset, data_dir, progress=not as_json)
     expect_clients(clients, setting, images)
     made = make(images, options, seed)

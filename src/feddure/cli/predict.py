@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feddure.cli.options import expect_writable, make_folder_of
+from feddure.cli.options import AllowModules, expect_writable, make_folder_of
 
 if TYPE_CHECKING:
     from feddure.serving.predict import Prediction
@@ -23,7 +23,9 @@ WIDE = 1000
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or an exported file.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a safetensors or ONNX file.")
+    ],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON an image, for scripts.")] = False,
     csv_file: Annotated[
@@ -39,6 +41,7 @@ def predict(
             "--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."
         ),
     ] = "auto",
+    allow_modules: AllowModules = False,
 ) -> None:
     """Say what is on images: the most probable classes with their probabilities.
 
@@ -58,7 +61,7 @@ def predict(
 
     expect_writable(csv_file, "--csv")
     files = find_images(images)
-    trained = load_model(model, device=device, model=which)
+    trained = load_model(model, device=device, model=which, allow_modules=allow_modules)
     found = []
     for prediction in classify(trained, files, batch, progress=not as_json):  # a bar would take over standard output
         found.append(prediction)

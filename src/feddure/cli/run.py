@@ -25,6 +25,7 @@ def run(
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
     """Train one method on one data set and report what came of it.
@@ -41,7 +42,7 @@ def run(
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data, recommended
+    from feddure import api, data, plugins, recommended
     from feddure.simulation import runs
     from feddure.tracking.console import summary_table
 
@@ -59,7 +60,8 @@ def run(
         file = runs.config_to_resume(out)
     console = plain_console(stderr=True)
     read = partial(data.load, data_dir=data_dir, progress=True)
-    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print)
+    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
     images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)

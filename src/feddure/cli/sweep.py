@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure.cli import grids
-from feddure.cli.options import DataDir, Init
+from feddure.cli.options import AllowModules, DataDir, Init
 from feddure.cli.tables import plain_console, table
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def sweep(
     jobs: grids.Jobs = 1,
     ray: grids.Ray = None,
     dry_run: grids.DryRun = False,
+    allow_modules: AllowModules = False,
     data_dir: DataDir = None,
 ) -> None:
     """Measure every combination of any fields and methods on several seeds, and rank them.
@@ -70,7 +71,7 @@ def sweep(
     from feddure.studies import sweep as study
     from feddure.studies.grid.store import Store
 
-    wanted = study.read(file, init)
+    wanted = study.read(file, init, allow_modules)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     grids.work_if_job(wanted.cells(), Store(folder), data_dir)
     study.check_folder(wanted, folder)

@@ -48,6 +48,7 @@ def exchanges(name: str) -> bool:
 def register(name: str, method: type[Method]) -> None:
     """Make `method: name` mean this class."""
     METHODS[name] = _checked_class(method, name)
+    plugins.allow(name)
 
 
 def make(experiment: Experiment) -> Method:

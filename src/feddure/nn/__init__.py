@@ -25,6 +25,7 @@ _REGISTERED: dict[str, Callable[..., nn.Module]] = {}
 def register(name: str, maker: Callable[..., nn.Module]) -> None:
     """Make `model: name` mean `maker(channels=…, classes=…)`."""
     _REGISTERED[name] = maker
+    plugins.allow(name)
 
 
 def make(name: str, channels: int, classes: int, norm: str, seed: int) -> nn.Module:

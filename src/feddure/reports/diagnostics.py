@@ -51,14 +51,14 @@ def trace(metrics: Sequence[Record]) -> pd.DataFrame:
     if percentiles.size and percentiles.isin((0, 1)).to_numpy().mean() > 0.5:
         # Weights of a threshold: 0 or 1, so their mean says all.
         found = found.drop(columns=percentiles.columns)
-        if "weight_auroc" in found:
+        if {"weight_auroc", "weight_mean", "pseudo_accuracy"} <= set(found):
             best = best_of_threshold(found["weight_mean"].to_numpy(), found["pseudo_accuracy"].to_numpy())
             found["auroc_best"] = np.where(found["weight_auroc"].notna(), best, np.nan)
     classes = per_class(metrics, "coverage_per_class").shape[1]
     if classes:
         found = found.assign(chance=1 / classes, cannot_tell=0.5)
     # Far below every d, the level of ascent would only flatten the curve.
-    if "d_lowest" in found:
+    if {"d_lowest", "weight_mean"} <= set(found):
         reach = found["reach"] if "reach" in found else pd.Series(1.0, found.index)
         level = -found["weight_mean"] / reach.where(reach > 0)
         if found["d_lowest"].min() < level.max():

@@ -325,7 +325,7 @@ def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, pd.DataFrame]]) ->
                 dashed = {"color": style.VERMILION, "linestyle": "--"}
                 _noisy(axes, plot.scale * longest[plot.dashed[0]], dashed, plot.dashed[1])
             low, high, label = plot.band
-            if low in longest:
+            if low in longest and high in longest:
                 axes.fill_between(longest.index, longest[low], longest[high], alpha=0.18, linewidth=0, label=label)
         if plot.dotted[0] in longest:
             level = plot.scale * running_mean(longest[plot.dotted[0]])

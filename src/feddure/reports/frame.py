@@ -200,7 +200,7 @@ def provenance(rows: pd.DataFrame) -> list[str]:
     """Where the numbers come from, in a sentence; none where nothing is measured."""
     about = list(measured(rows)["environment"])
     hardware, versions = dict.fromkeys(map(_hardware, about)), dict.fromkeys(map(_versions, about))
-    commits = list(dict.fromkeys(one["commit"] for one in about if one.get("commit")))
+    commits = list(dict.fromkeys(str(one["commit"]) for one in about if one.get("commit")))
     more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
     commit = f", commit {', '.join(commits[:3])}{more}" if commits else ""
     return [f"Measured on {', '.join(hardware)} with {', '.join(versions)}{commit}."] if about else []
@@ -276,7 +276,7 @@ def _place(e: Experiment) -> dict[str, Any]:
 
 
 def _hardware(about: Mapping[str, Any]) -> str:
-    return about.get("gpu") or f"{about.get('cpu')}, {about.get('cores')} cores"
+    return str(about.get("gpu") or "") or f"{about.get('cpu')}, {about.get('cores')} cores"
 
 
 def _versions(about: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ class Files:
 
     def links(self) -> list[tuple[str, str]]:
         """Names and data URIs."""
-        return [(name, f"data:text/plain;base64,{_encoded(text.encode())}") for name, text in self.files.items()]
+        return [(name, f"data:text/plain;base64,{_encoded(text)}") for name, text in self.files.items()]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def render(template: str, **content: Any) -> str:
 def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
     """A figure as a page can hold it."""
     across, up = figure.get_size_inches()
-    source = f"data:image/svg+xml;base64,{_encoded(style.svg(figure).encode())}"
+    source = f"data:image/svg+xml;base64,{_encoded(style.svg(figure))}"
     return Picture(source, alt, round(100 * across), round(100 * up), caption, reading)
 
 
@@ -134,5 +134,5 @@ def _environment() -> jinja2.Environment:
     return made
 
 
-def _encoded(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode(errors="replace")).decode()

@@ -48,7 +48,7 @@ def write_report(run_folders: Sequence[Path], out: Path, opening: Sequence[Secti
         raise RunError(f"{out}: a folder was given for the report; expected a file such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise RunError(f"{out}: the folder {out.parent} does not exist; make it first")
-    write_whole(out, render(runs, opening).encode(), RunError)
+    write_whole(out, render(runs, opening).encode(errors="replace"), RunError)
     return out
 
 

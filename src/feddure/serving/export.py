@@ -31,11 +31,13 @@ def export(
     format: str | None = None,
     model: str = "auto",
     force: bool = False,
+    allow_modules: bool = False,
 ) -> Path:
     """Write the model of a run (or of a safetensors file) as safetensors, ONNX or TorchScript; returns the file.
 
     `model` is "averaged", "last" or "auto", as in `load_model`. Without `out` the file lies in the run's folder, or
-    beside the given file, and has its name; without `format` the ending of `out` decides.
+    beside the given file, and has its name; without `format` the ending of `out` decides. `allow_modules` is as in
+    `load_model`.
     """
     source = Path(source)
     kind = _format(format, None if out is None else Path(out))
@@ -44,7 +46,7 @@ def export(
     _check_target(target, path, force)
     if load.detect(content) in ("onnx", "torchscript"):
         raise RunError(f"{path}: is an exported file, which cannot be exported again; give the run's folder")
-    description, network = load.read_network(source, model)
+    description, network = load.read_network(source, model, allow_modules)
     try:
         written = _WRITERS[kind](network, description)
     except FeddureError:
@@ -156,8 +158,16 @@ def _is_same(content: bytes, kind: str, network: nn.Module, description: Descrip
         )
     device = torch.device("cpu")
     original = load.run_module(Classifier(network, description).eval(), device)
-    read, exported = (load.run_onnx if kind == "onnx" else load.run_torchscript)(content, kind, device)
+    read, exported = load.run_onnx(content, kind, device) if kind == "onnx" else _run_torchscript(content)
     return read == description and all(_agree(original, exported, count, description) for count in (1, 3))
+
+
+def _run_torchscript(content: bytes) -> tuple[Description, Program]:
+    """The program that was written a moment ago; a file of somebody else's is never run."""
+    extra: dict[str, Any] = {load.EXTRA_FILE: ""}
+    with load.quiet():
+        module = torch.jit.load(io.BytesIO(content), map_location="cpu", _extra_files=extra)
+    return Description.from_json(extra[load.EXTRA_FILE], "torchscript"), load.run_module(module, torch.device("cpu"))
 
 
 def _agree(original: Program, exported: Program, count: int, description: Description) -> bool:

@@ -6,28 +6,27 @@ take uint8 images [N, channels, size, size] of 0 to 255 and give probabilities a
 normalisation is part of the model.
 """
 
-import io
 import json
 import logging
-import shlex
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from feddure import methods
+from feddure import experiments, methods, plugins
 from feddure import nn as networks
 from feddure.data.sources import folder as folder_source
-from feddure.data.sources.images import FULL_DEPTH
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
 from feddure.errors import ConfigError, DataError, RunError, first_line
 from feddure.nn.network import Network
 from feddure.simulation import checkpoint, runs
@@ -39,6 +38,11 @@ KEY = "feddure"
 EXTRA_FILE = f"{KEY}.json"
 INPUT, OUTPUTS = "images", ("probabilities", "logits")
 
+MOST_BYTES = 2**32
+"""Of a model file: it is read into memory."""
+MOST_SIZE, MOST_CLASSES = 4096, 2**16
+"""A file can ask for images of no more pixels a side, and for no more outputs."""
+
 Program = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """uint8 images [N, channels, size, size] to probabilities and logits."""
 
@@ -46,16 +50,24 @@ Program = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 class Description(BaseModel):
     """What has to be known to use a model: its network, its classes in the order of its outputs, its images."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     model: str
     norm: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = Field(min_length=1, max_length=MOST_CLASSES)
     mean: tuple[float, ...]  # per channel, of pixels / 255
     std: tuple[float, ...]
-    size: int  # images are size × size pixels
-    channels: int
-    depth: int = FULL_DEPTH  # bits of the grey values in 16-bit files
+    size: int = Field(ge=1, le=MOST_SIZE)  # images are size × size pixels
+    channels: Literal[1, 3]
+    depth: int = Field(FULL_DEPTH, ge=LEAST_DEPTH, le=FULL_DEPTH)  # bits of the grey values in 16-bit files
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Description":
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError("a mean and a std for each channel")
+        if re.search(r"[\x00-\x1f\x7f-\x9f]", "".join(self.classes)):
+            raise ValueError("signs that a terminal would take for commands")
+        return self
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -76,7 +88,7 @@ class Description(BaseModel):
                 depth = folder_source.depth_of(header["experiment"]["dataset"])
                 header |= {"model": header["experiment"]["model"], "size": side, "channels": channels, "depth": depth}
             return Description.model_validate(header)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise _not_ours(where) from None
 
 
@@ -129,11 +141,12 @@ MODELS = ("auto", "averaged", "last")
 """Which model of a run: its average over rounds where there is one, or the one or the other."""
 
 
-def load_model(source: Path | str, *, device: str = "auto", model: str = "auto") -> Model:
-    """The model of a finished run, or in an exported file.
+def load_model(source: Path | str, *, device: str = "auto", model: str = "auto", allow_modules: bool = False) -> Model:
+    """The model of a finished run, or in a safetensors or ONNX file.
 
     `device` is auto, cpu or cuda. Of a run, `model` is "averaged" (over rounds), "last" (of the last round), or
-    "auto": the averaged one where the run has it.
+    "auto": the averaged one where the run has it. A network of the user's own is imported from the module that the file
+    names with `allow_modules` alone.
     """
     source = Path(source)
     target = _device(device)
@@ -142,11 +155,16 @@ def load_model(source: Path | str, *, device: str = "auto", model: str = "auto")
     if kind is None:
         raise _not_ours(path)
     if kind == "safetensors":
-        description, network = read_network(source, model)
+        description, network = read_network(source, model, allow_modules)
         return Model(source, description, run_module(Classifier(network, description).eval().to(target), target))
-    if kind == "onnx" and device == "auto":
+    if kind == "torchscript":
+        raise RunError(
+            f"{path}: a file of PyTorch (TorchScript or pickle) is a program that may do anything, so it is not run "
+            "here; give the run's folder, or a safetensors or ONNX file that `feddure export` made of it"
+        )
+    if device == "auto":
         target = torch.device("cpu")  # the common onnxruntime has no CUDA
-    return Model(source, *(run_onnx if kind == "onnx" else run_torchscript)(content, path, target))
+    return Model(source, *run_onnx(content, path, target))
 
 
 def read_file(source: Path, model: str = "auto") -> tuple[Path, bytes]:
@@ -164,13 +182,15 @@ def read_file(source: Path, model: str = "auto") -> tuple[Path, bytes]:
         if (source / records.CONFIG).exists():
             raise RunError(
                 f"{source}: the run has not finished, its model comes with the last round; "
-                f"go on with: feddure run --out {shlex.quote(str(source))} --resume"
+                f"go on with: {runs.how_to_resume(source, experiments.load(file=source / records.CONFIG))}"
             )
         inside = sorted(str(found.parent) for found in source.glob(f"*/{runs.MODEL_FILE}"))
         if inside:
             raise RunError(f"{source}: holds several runs; name one of them: {', '.join(inside)}")
         raise RunError(f"{source}: not a run folder, {runs.MODEL_FILE} is missing")
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RunError(f"{path}: is larger than {MOST_BYTES // 2**30} GiB, the most that a model file may have")
         return path, path.read_bytes()
     except OSError as problem:
         raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
@@ -185,13 +205,15 @@ def detect(content: bytes) -> str | None:
     return "onnx" if content.startswith(b"\x08") else None  # the field that comes first: the format's version
 
 
-def read_network(source: Path, model: str = "auto") -> tuple[Description, nn.Module]:
+def read_network(source: Path, model: str = "auto", allow_modules: bool = False) -> tuple[Description, nn.Module]:
     """The network of a run folder or safetensors file, ready to evaluate in single precision."""
     path, content = read_file(source, model)
     experiment = runs.read_config(source) if source.is_dir() else None
     if experiment is not None and not methods.exchanges(experiment.method):
         raise RunError(f"{source}: its clients trained alone (method '{experiment.method}'); there is no common model")
     about, tensors = parse_safetensors(content, path)
+    if allow_modules:
+        plugins.allow(about.model)
     module = networks.make(about.model, about.channels, len(about.classes), about.norm, seed=0)
     if model == "averaged" and path.name != runs.AVERAGED_FILE:
         tensors = _averaged_of_0_1(source, module)
@@ -206,11 +228,11 @@ def parse_safetensors(content: bytes, where: object) -> tuple[Description, dict[
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     except (SafetensorError, ValueError) as problem:
         raise RunError(f"{where}: not a whole safetensors file ({problem})") from None
-    return Description.from_json(header.get("__metadata__", {}).get(KEY), where), tensors
+    return Description.from_json((header.get("__metadata__") or {}).get(KEY), where), tensors
 
 
 def run_module(module: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> Program:
-    """The program of a `Classifier`, or of what TorchScript made of one."""
+    """The program of a `Classifier`, or of what TorchScript has made of one."""
 
     def program(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
@@ -220,20 +242,10 @@ def run_module(module: Callable[..., tuple[Tensor, Tensor]], device: torch.devic
     return program
 
 
-def run_torchscript(content: bytes, where: object, device: torch.device) -> tuple[Description, Program]:
-    """The program in a TorchScript file."""
-    extra: dict[str, Any] = {EXTRA_FILE: ""}
-    try:
-        with quiet():
-            module = torch.jit.load(io.BytesIO(content), map_location=device, _extra_files=extra)
-    except RuntimeError:
-        raise RunError(f"{where}: not a whole TorchScript file") from None
-    return Description.from_json(extra[EXTRA_FILE], where), run_module(module, device)
-
-
 def run_onnx(content: bytes, where: object, device: torch.device) -> tuple[Description, Program]:
     """The program in an ONNX file, run by onnxruntime."""
     runtime = import_extra("onnxruntime")
+    content = _without_files(content, where)
     providers = ["CPUExecutionProvider"]
     if device.type == "cuda":
         if "CUDAExecutionProvider" not in runtime.get_available_providers():
@@ -251,6 +263,30 @@ def run_onnx(content: bytes, where: object, device: torch.device) -> tuple[Descr
         return probabilities, logits
 
     return Description.from_json(session.get_modelmeta().custom_metadata_map.get(KEY), where), program
+
+
+def _without_files(content: bytes, where: object) -> bytes:
+    """The model, and nothing that was not looked at; one whose tensors lie in other files is refused.
+
+    onnxruntime would read such files, wherever they are, also for a model that it is given as bytes.
+    """
+    onnx = import_extra("onnx")
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as problem:  # protobuf's own errors
+        raise RunError(f"{where}: not a whole ONNX file ({first_line(problem)})") from None
+    left = [model]
+    while left:
+        message = left.pop()
+        if isinstance(message, onnx.TensorProto):
+            if message.external_data or message.data_location == onnx.TensorProto.EXTERNAL:
+                raise RunError(f"{where}: keeps tensors in other files, which are not read; export it as one file")
+            continue
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                left += value if isinstance(value, Sequence) else [value]
+    model.DiscardUnknownFields()
+    return model.SerializeToString()
 
 
 def import_extra(name: str) -> Any:

@@ -48,16 +48,18 @@ def predict(
     device: str = "auto",
     model: str = "auto",
     progress: bool = False,
+    allow_modules: bool = False,
 ) -> list[Prediction]:
     """The classes of image files, and of all files in folders.
 
     `source` is a run's folder, an exported file, or what `load_model` returned. A file that cannot be decoded has its
-    `problem` and no ranking; the others go on.
+    `problem` and no ranking; the others go on. `allow_modules` is as in `load_model`.
     """
     paths = [images] if isinstance(images, Path | str) else images
     files = find_images([Path(path) for path in paths])
-    trained = source if isinstance(source, Model) else load_model(source, device=device, model=model)
-    return list(classify(trained, files, batch, progress))
+    if not isinstance(source, Model):
+        source = load_model(source, device=device, model=model, allow_modules=allow_modules)
+    return list(classify(source, files, batch, progress))
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:

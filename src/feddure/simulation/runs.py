@@ -62,7 +62,7 @@ def execute(
 
     Runs one after the other can share an engine, and with it what was compiled.
     """
-    resume_command = resume_command or f"feddure run --out {shlex.quote(str(folder))} --resume"
+    resume_command = resume_command or how_to_resume(folder, experiment)
     expect_unlocked(folder)
     check_folder(experiment, folder, resume)
     if is_finished(folder):
@@ -96,6 +96,11 @@ def _train(federation: Federation, folder: Path, observers: Sequence[Observer], 
         except Stopped:
             checkpoint.write(federation.server, folder)
             raise Interrupted(folder, federation.round, stop.signal, resume_command) from None
+
+
+def how_to_resume(folder: Path, experiment: Experiment) -> str:
+    """The command that goes on with a run."""
+    return f"feddure run --out {shlex.quote(str(folder))} --resume{' --allow-modules' if experiment.modules else ''}"
 
 
 def is_finished(folder: Path) -> bool:

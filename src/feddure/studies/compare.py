@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import yaml
 
 from feddure import methods as known_methods
+from feddure import plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import write_whole
+from feddure.files import parse_yaml, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
@@ -79,7 +80,7 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan of a comparison's folder, or None where there is none yet."""
     path = folder / PLAN_FILE
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
         return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -100,6 +101,12 @@ def config_to_resume(folder: Path | None) -> Path:
     if not found:
         raise RunError(f"{folder}: no comparison is there to resume; give its --preset or --config to start one")
     return found
+
+
+def resume_command(folder: Path, plan: Plan, experiment: Experiment) -> str:
+    """How to go on with a comparison."""
+    own = any(experiment.model_copy(update={"method": method}).modules for method in plan.methods)
+    return f"feddure compare --out {shlex.quote(str(folder))} --resume{' --allow-modules' if own else ''}"
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
@@ -135,7 +142,7 @@ def compare(
     with runs.lock(folder):
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
-        failed = _train(wanted, dataset, folder, resume, progress)
+        failed = _train(wanted, dataset, resume_command(folder, plan, experiment), resume, progress)
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
@@ -165,14 +172,13 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
 
 
 def _train(
-    wanted: Mapping[Path, Experiment], dataset: Dataset, folder: Path, resume: bool, progress: bool
+    wanted: Mapping[Path, Experiment], dataset: Dataset, resume_command: str, resume: bool, progress: bool
 ) -> dict[str, Problem]:
     """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
     left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
     failed: dict[str, Problem] = {}
     if not left:
         return failed
-    resume_command = f"feddure compare --out {shlex.quote(str(folder))} --resume"
     engine, method = Engine(next(iter(left.values())).engine), ""
     console = console_observer() if progress else None
     with closing(console) if console else nullcontext():
@@ -209,6 +215,7 @@ def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
 
 def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
     found = experiment.model_copy(update={"method": method, "seed": seed})
+    plugins.expect_allowed(*found.modules)
     known_methods.make(found)  # an unknown method is an error before anything is done
     return found
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from feddure import experiments, methods
+from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
-from feddure.files import write_whole
+from feddure.files import parse_yaml, write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store, make_folder
 
@@ -58,17 +58,17 @@ class Sweep:
         return [cell for of_a_seed in zip(*(point.cells for point in self.points), strict=True) for cell in of_a_seed]
 
 
-def read(file: Path, init: str | None = None) -> Sweep:
+def read(file: Path, init: str | None = None, allow_modules: bool = False) -> Sweep:
     """The sweep that a file describes, with all experiments from a model (`--init`); errors name file and key.
 
-    Modules beside the file can be imported.
+    With `allow_modules` modules beside the file can be imported.
     """
     text, tree = _read(file)
     beside = str(file.parent.resolve())
-    if beside not in sys.path:
+    if allow_modules and beside not in sys.path:
         sys.path.append(beside)
     try:
-        return _expand(file, text, tree, init)
+        return _expand(file, text, tree, init, allow_modules)
     except FeddureError as error:
         if str(error).startswith(f"{file}: "):
             raise
@@ -111,7 +111,7 @@ def open_folder(sweep: Sweep, folder: Path) -> Store:
     return Store(folder)
 
 
-def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None) -> Sweep:
+def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow_modules: bool) -> Sweep:
     for key in tree:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS) or f"; expected {', '.join(_KEYS)}"
@@ -136,7 +136,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None) -> Sw
         varied = dict(zip(axes, values, strict=True))
         place = f"grid ({', '.join(f'{key}: {value}' for key, value in varied.items())})"
         layers = {"set": fixed, f"case '{case}'": changes, place: varied}
-        made = [_experiment(preset, start, layers, seed) for seed in seeds]
+        made = [_experiment(preset, start, layers, seed, allow_modules) for seed in seeds]
         found = experiments.flat(made[0])
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
@@ -147,26 +147,31 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None) -> Sw
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 
 
-def _experiment(preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int) -> Experiment:
+def _experiment(
+    preset: str | None, start: Path | None, layers: dict[str, Changes], seed: int, allow_modules: bool
+) -> Experiment:
     """The experiment after all layers of changes; an error is said of the first layer that has it."""
     changes = {key: value for layer in layers.values() for key, value in layer.items()}
     try:
-        return _load(preset, start, changes | {"seed": seed})
+        return _load(preset, start, changes | {"seed": seed}, allow_modules)
     except FeddureError as error:
         changes = {}
         for where, layer in {"config" if start else "": {}, **layers}.items():
             changes |= layer
             try:
-                _load(preset, start, changes)
+                _load(preset, start, changes, allow_modules)
             except FeddureError as problem:
                 if set(str(problem).splitlines()) <= set(str(error).splitlines()):
                     raise type(problem)(f"{where}: {problem}" if where else str(problem)) from None
         raise
 
 
-def _load(preset: str | None, start: Path | None, changes: Changes) -> Experiment:
+def _load(preset: str | None, start: Path | None, changes: Changes, allow_modules: bool) -> Experiment:
     empty = [f"{key}=null" for key, value in changes.items() if value is None]  # among changes it means: as it was
-    experiment = experiments.load(preset, start, changes, empty)
+    experiment = experiments.compose(preset, start, changes, empty)
+    if allow_modules:
+        plugins.allow(*experiment.modules)
+    plugins.expect_allowed(*experiment.modules)
     methods.make(experiment)
     if ":" not in experiment.dataset:
         find_source(experiment.dataset)
@@ -272,7 +277,7 @@ def _value(found: Changes, key: str) -> Any:
 def _read(file: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = file.read_text(encoding="utf-8")
-        tree = yaml.load(text, _Loader)
+        tree = parse_yaml(text, _Loader)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_whole
+from feddure.tracking import schema
 from feddure.tracking.observer import Observer
 
 Record = dict[str, Any]
@@ -121,15 +124,32 @@ def read_run(folder: Path) -> Run:
     except ConfigError as error:
         message = str(error) if str(folder) in str(error) else f"{folder / CONFIG}: {error}"
         raise RunError(message) from None
+    metrics = _checked(folder / METRICS, schema.Round)
+    rounds = [record["round"] for record in metrics]
+    if rounds != sorted(set(rounds)):
+        raise RunError(f"{folder / METRICS}: its rounds are not in order; restore the file from a copy")
+    for groups in (("test", "test_ema"), ("diagnostics",)):
+        found = [record.get(group) or {} for record in metrics for group in groups]
+        if len({len(one[name]) for one in found for name in schema.OF_CLASSES if one.get(name)}) > 1:
+            raise RunError(f"{folder / METRICS}: its rounds differ in their classes; restore the file from a copy")
     return Run(
         folder,
         experiment,
-        metrics=read(folder / METRICS),
-        timing=read(folder / TIMING) if (folder / TIMING).exists() else [],
-        environment=_read_json(folder / ENVIRONMENT),
-        partition=_read_json(folder / PARTITION),
-        federation=_read_json(folder / FEDERATION),
+        metrics=metrics,
+        timing=_checked(folder / TIMING, schema.Timing) if (folder / TIMING).exists() else [],
+        environment=_read_json(folder / ENVIRONMENT, dict),
+        partition=_read_json(folder / PARTITION, schema.Partition),
+        federation=_read_json(folder / FEDERATION, schema.Federation),
     )
+
+
+def _checked(path: Path, model: type[BaseModel]) -> list[Record]:
+    """The records of a file, as far as they are what reports can read."""
+    found = read(path)
+    for number, record in enumerate(found, 1):
+        if problem := schema.problem(record, model):
+            raise RunError(f"{path}: line {number} is not what a run writes ({problem}); restore the file from a copy")
+    return found
 
 
 def _check_folder(folder: Path) -> None:
@@ -167,16 +187,16 @@ def _parse(path: Path) -> list[tuple[Record, bytes]]:
 
 def _parse_line(line: bytes) -> Record | None:
     try:
-        record = json.loads(line)
+        record = schema.parse(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("round"), int) else None
 
 
-def _read_json(path: Path) -> Record:
+def _read_json(path: Path, model: type) -> Record:
     """A JSON object, or an empty one where the file does not exist."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = schema.parse(path.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -185,6 +205,8 @@ def _read_json(path: Path) -> Record:
         tree = None
     if not isinstance(tree, dict):
         raise RunError(f"{path}: damaged, expected a JSON object; delete it to report without it")
+    if problem := schema.problem(tree, model):
+        raise RunError(f"{path}: not what a run writes ({problem}); delete it to report without it")
     return tree
 
 

@@ -206,8 +206,8 @@ MISTAKES = [
     (mkdir("unlabeled"), "unlabeled: unknown folder; expected .*unlabelled"),
     (mkdir("clients/a"), "use one of the two layouts"),
     (add("test/cat/c.png"), "test/cat: no labelled folder .* ant, bee"),
-    (link("unlabelled/loop", "unlabelled"), "unlabelled/loop: a link to a folder that it lies in"),
-    (link("labelled/ant/gone.png", "nowhere.png"), "labelled/ant/gone.png: cannot be decoded"),
+    (link("unlabelled/loop", "unlabelled"), "unlabelled/loop: a link to a folder that is read already"),
+    (link("labelled/ant/gone.png", "nowhere.png"), "labelled/ant/gone.png: cannot be read"),
 ]
 MISTAKES_OF_SITES = [
     (mkdir("clients/idle"), "idle: neither labelled/ nor unlabelled/"),

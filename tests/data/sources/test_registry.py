@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import tiny
+from feddure import plugins
 from feddure.data import sources
 from feddure.errors import DataError
 
@@ -49,6 +50,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     before = list(sys.path)
+    plugins.allow("own_data_found:good")
     assert sources.load("own_data_found:good").classes == tuple("abcd")
     assert sys.path == before
 
@@ -67,6 +69,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
 def test_mistakes_in_a_function_name_are_explained(tmp_path, monkeypatch, name, message):
     (tmp_path / "own_data.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
+    plugins.allow(name)
     with pytest.raises(DataError, match=message):
         sources.load(name)
 

@@ -1,6 +1,7 @@
 """What a site allows, whoever asks."""
 
 import pytest
+import yaml
 
 import federated
 from feddure import experiments, methods
@@ -35,3 +36,10 @@ def test_rounds_of_any_usual_size_are_carried_out():
     check_size(experiment, 10_000, 4096)
     with pytest.raises(ConfigError, match="asks for 100000 steps on 4101 images"):
         check_size(experiment, 100_000, 4096)
+
+
+def test_a_server_cannot_send_a_few_lines_that_stand_for_gigabytes():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    with pytest.raises(yaml.YAMLError, match="aliases"):
+        check_policy({}, "\n".join(lines))

@@ -55,8 +55,9 @@ def plan(methods, seeds, **changes):
     """The store and cells of a sweep, and the arguments of the command that measures it."""
     tree = {"config": "tiny.yaml", "set": changes, "grid": {"method": methods}, "seeds": seeds}
     Path("mine.yaml").write_text(yaml.safe_dump({key: value for key, value in tree.items() if value}))
-    wanted = sweep.read(Path("mine.yaml"))
-    return sweep.open_folder(wanted, Path("out")), wanted.cells(), ["sweep", "mine.yaml", "--out", "out"]
+    wanted = sweep.read(Path("mine.yaml"), allow_modules=True)
+    arguments = ["sweep", "mine.yaml", "--out", "out", "--allow-modules"]
+    return sweep.open_folder(wanted, Path("out")), wanted.cells(), arguments
 
 
 def test_they_divide_the_cells_and_what_ends_one_takes_no_other_with_it(tmp_path, images):

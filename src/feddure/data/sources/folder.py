@@ -10,6 +10,7 @@ the data set may end in options: `folder:PATH?size=32&channels=3&depth=16` (thes
 states how a file becomes a square of that size. Mean and standard deviation are measured on the training images.
 """
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -86,16 +87,20 @@ def entries(folder: Path) -> list[Path]:
     return sorted(found, key=lambda entry: (name_of(entry), entry.name))
 
 
-def files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """The files in a folder and in the folders below it, in the order of their names."""
-    here = folder.resolve()
-    if here in above:
-        raise DataError(f"{folder}: a link to a folder that it lies in; remove it")
-    for entry in entries(folder):
-        if entry.is_dir():
-            yield from files_below(entry, (*above, here))
-        else:
+    seen: set[str] = set()
+    left = [folder]
+    while left:
+        entry = left.pop()
+        if entry != folder and not entry.is_dir():
             yield entry
+            continue
+        real = os.path.realpath(entry)
+        if real in seen:  # a few links to each other could stand for any number of files
+            raise DataError(f"{entry}: a link to a folder that is read already; remove it")
+        seen.add(real)
+        left += reversed(entries(entry))
 
 
 def name_of(folder: Path) -> str:

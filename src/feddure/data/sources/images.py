@@ -4,7 +4,11 @@ The rule: the EXIF orientation is applied; 16-bit grey is scaled to 8 bits, whit
 colour Pillow keeps the high bytes); transparency is laid over black; palettes, CMYK and the rest become RGB, or
 grey for one channel; the shorter side is resized to `size` with Pillow's bicubic filter, which widens with the
 reduction so that no pixel is skipped; and the middle square is cut out. An image that is `size` by `size` already
-keeps its pixels. An animation counts as its first frame.
+keeps its pixels. An animation counts as its first frame; of an image that is more than 8 times as long as wide, its
+middle part of that length counts.
+
+Files may come from anybody: only regular files of common formats are opened, and limits on pixels, bytes and JPEG's
+passes bound the memory and the time that one can take.
 
 This file is also the program of a decoding process, which receives paths and sends pixels: a plain program, so that
 a script that loads data needs no `__main__` guard. It imports hardly anything of the package, so that it starts fast.
@@ -14,6 +18,7 @@ Threads would not do: they wait for each other in Python, where small images spe
 import json
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import warnings
@@ -22,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -34,6 +40,17 @@ FULL_DEPTH = 16
 
 MOST_PROBLEMS = 20
 """Files that an error names; of more it says how many there are."""
+
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP")
+"""What is decoded; Pillow knows many more, among them EPS, which is a program for Ghostscript."""
+MOST_PIXELS = 2**26
+"""Of an image: 8192 × 8192. The most that one takes is then about 1.3 GB and a few seconds."""
+MOST_BYTES = 2**30
+"""Of a file."""
+MOST_SCANS = 32
+"""Passes over a progressive JPEG, of which cameras and programs make about ten; each goes through all its pixels."""
+LONGEST = 8
+"""Sides: the length of what is resized of a long image; a thin one would become very large."""
 
 FILES_PER_PROCESS = 64
 """A process is worth starting for this many files."""
@@ -102,7 +119,8 @@ def _decode(paths: Iterable[str | PathLike[str]], rule: Rule) -> Iterator[Result
 def _read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int]:
     size = rule.size
     try:
-        with Image.open(path) as file:
+        with _open(path) as content, Image.open(content, formats=FORMATS) as file:
+            _expect_small(file, content)
             ImageOps.exif_transpose(file, in_place=True)
             image, peak = _eight_bits(file, rule.depth)
             image = _flat(image, "RGB" if rule.channels == 3 else "L")
@@ -114,9 +132,48 @@ def _read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int]:
     except Unreadable:
         raise
     except Image.UnidentifiedImageError:
-        raise Unreadable("is not an image that Pillow can read; move it away or convert it to PNG") from None
+        raise Unreadable(f"is not an image of {', '.join(FORMATS)}; move it away or convert it to PNG") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_many_pixels() from None
+    except MemoryError:
+        raise Unreadable("needs more memory than there is; make it smaller") from None
     except Exception as error:  # Pillow's many formats fail in many ways on a damaged file
         raise Unreadable(f"cannot be decoded ({type(error).__name__}: {error}); the file is damaged") from None
+
+
+def _open(path: str | PathLike[str]) -> BinaryIO:
+    """A regular file; to open a pipe would wait for somebody who writes to it."""
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise Unreadable(f"cannot be read ({error.strerror})") from None
+    file = os.fdopen(number, "rb")
+    about = os.fstat(number)
+    if stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES:
+        return file
+    file.close()
+    raise Unreadable(
+        f"is larger than {MOST_BYTES / 2**20:,.0f} MiB, the most that an image file may have"
+        if stat.S_ISREG(about.st_mode)
+        else "is not a regular file; move it away"
+    )
+
+
+def _expect_small(image: Image.Image, content: BinaryIO) -> None:
+    """Refuse an image that would take too much memory or time, before any of it is decoded."""
+    if image.width * image.height > MOST_PIXELS:
+        raise _too_many_pixels(f"is {image.width}×{image.height} pixels")
+    if image.format in ("JPEG", "MPO"):
+        place = content.tell()
+        content.seek(0)
+        scans = content.read().count(b"\xff\xda")
+        content.seek(place)
+        if scans > MOST_SCANS:
+            raise Unreadable(f"is a JPEG of {scans} passes, expected at most {MOST_SCANS}; convert it to PNG")
+
+
+def _too_many_pixels(found: str = "has too many pixels") -> Unreadable:
+    return Unreadable(f"{found}, expected at most {MOST_PIXELS / 1e6:.0f} million; make it smaller")
 
 
 def _eight_bits(image: Image.Image, depth: int) -> tuple[Image.Image, int]:
@@ -124,13 +181,14 @@ def _eight_bits(image: Image.Image, depth: int) -> tuple[Image.Image, int]:
         raise Unreadable("has floating-point pixels, whose range nobody knows; convert it to 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image, 0
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image)
     white, peak = 2**depth - 1, int(values.max())
     if values.min() < 0 or peak > 65535:
         raise Unreadable("has pixels of more than 16 bits; convert it to 8 or 16 bits")
     if peak > white:
         raise Unreadable(f"has pixels up to {peak}, but depth={depth} was given, which ends at {white}")
-    return Image.fromarray(((2 * 255 * values + white) // (2 * white)).astype(np.uint8)), peak
+    scaled = (2 * 255 * np.arange(white + 1) + white) // (2 * white)
+    return Image.fromarray(scaled.astype(np.uint8)[values]), peak
 
 
 def _flat(image: Image.Image, mode: str) -> Image.Image:
@@ -143,6 +201,10 @@ def _flat(image: Image.Image, mode: str) -> Image.Image:
 def _square(image: Image.Image, size: int) -> Image.Image:
     width, height = image.size
     shorter = min(width, height)
+    if max(width, height) > LONGEST * shorter:
+        left, top = (max(0, (side - LONGEST * shorter) // 2) for side in (width, height))
+        width, height = min(width, LONGEST * shorter), min(height, LONGEST * shorter)
+        image = image.crop((left, top, left + width, top + height))
     width, height = round(width * size / shorter), round(height * size / shorter)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
 from feddure.data.sources.folder import composed
@@ -35,17 +36,32 @@ def load(where: str, progress: bool = False) -> Dataset:
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         # Opened here because numpy leaves a damaged file open when it gives up on it.
+        if not path.is_file() and path.exists():
+            raise DataError(f"{path}: cannot be read (not a regular file); expected one made by numpy.savez")
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{path}: not a whole .npz file; expected one made by numpy.savez")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 _check_names(path, archive.files)
+                _check_size(path, archive.zip)
                 return {name: np.asarray(archive[name]) for name in archive.files}
+    except MemoryError:
+        raise DataError(f"{path}: its arrays need more memory than there is") from None
     except DAMAGE as error:
         raise DataError(f"{path}: not a whole .npz file of plain arrays ({error})") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile) -> None:
+    """A file of a few kilobytes can unpack to any size."""
+    size, most = sum(member.file_size for member in archive.infolist()), psutil.virtual_memory().available
+    if size > most:
+        raise DataError(
+            f"{path}: its arrays take {size / 2**30:,.1f} GiB, and {most / 2**30:,.1f} GiB of memory are free; "
+            "make it smaller, or use a larger machine"
+        )
 
 
 def _check_names(path: Path, names: list[str]) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock
 
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_json
+from feddure.files import parse_yaml, write_json
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.policy import relays_uploads
 from feddure.flower.app.private_files import make_private_folder
@@ -26,8 +25,8 @@ LEAVES = "the trained parameters, numbers of images, mean losses, and accuracy o
 
 def run_hash(experiment: str) -> str:
     """The hash by which a run is approved; `experiment` is YAML."""
-    tree = {key: value for key, value in (yaml.safe_load(experiment) or {}).items() if key != "unlabelled_batch"}
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    tree = {key: value for key, value in (parse_yaml(experiment) or {}).items() if key != "unlabelled_batch"}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def check_approval(node: Mapping[str, Any], experiment: str) -> None:
@@ -96,7 +95,7 @@ class Answers:
 
 
 def _describe(experiment: str) -> str:
-    tree = yaml.safe_load(experiment) or {}
+    tree = parse_yaml(experiment) or {}
     method = one_line(tree.get("method"), 60)
     relays = "; the server hands the parameters to other sites" if relays_uploads(method) else ""
     model, rounds = one_line(tree.get("model"), 60), one_line(tree.get("rounds"), 20)

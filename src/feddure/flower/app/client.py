@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from feddure import experiments, methods
+from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
+from feddure.files import parse_yaml
 from feddure.flower.app.approval import check_approval
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
@@ -114,7 +114,7 @@ def read_experiment(text: str, device: str = "") -> Experiment:
 
     Flower starts a process for each message; compiling would take longer there than it saves.
     """
-    experiment = experiments.build(yaml.safe_load(text) or {})
+    experiment = experiments.build(parse_yaml(text) or {})
     engine: dict[str, Any] = {"lanes": 1}
     if experiment.engine.compile == "auto":
         engine["compile"] = False
@@ -271,7 +271,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _introduction(site: Site, experiment: str) -> str:
-    asked = yaml.safe_load(experiment) or {}
+    asked = parse_yaml(experiment) or {}
     data, share = site.data, asked.get("validation")
     notes = [f"{len(data.unreadable)} unreadable files are left out"] if data.unreadable else []
     if len(data.validation):
@@ -307,7 +307,9 @@ def _open(context: Context, experiment: str) -> Site:
     node: dict[str, Any] = dict(context.node_config)
     if "partition-id" in node and "data" not in node:
         client, clients = int(node["partition-id"]), int(node["num-partitions"])
-        return open_share(client, clients, read_experiment(experiment), str(context.run_config.get("data-dir", "")))
+        simulated = read_experiment(experiment)
+        plugins.allow(*simulated.modules)  # the simulation's server and clients are one user's
+        return open_share(client, clients, simulated, str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
     check_approval(node, experiment)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 
 from feddure.data.sources.folder import composed
 from feddure.errors import ConfigError, did_you_mean
+from feddure.files import parse_yaml
 
 FILE_NAME = "federation.yaml"
 _MAY_DIFFER = {"server", "timeout_seconds", "sites"}
@@ -120,7 +121,7 @@ def read(path: Path) -> Description:
 def parse(text: str, where: str = FILE_NAME) -> Description:
     """The description in a text; `where` names its source in errors."""
     try:
-        tree = yaml.safe_load(text)
+        tree = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(tree, dict):

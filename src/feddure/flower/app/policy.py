@@ -8,11 +8,10 @@ Without it a server could make the site import, and so run, any module that it f
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
-from feddure import methods
+from feddure import methods, plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
+from feddure.files import parse_yaml
 from feddure.flower.app.sanitize import disclosed
 
 MOST_IMAGES = 10**8
@@ -23,7 +22,7 @@ MOST_IN_STEP = 2**16
 
 def check_policy(node: Mapping[str, Any], experiment: str) -> None:
     """Refuse an experiment, as YAML, that the node's configuration does not allow; nothing is imported for it."""
-    tree = yaml.safe_load(experiment) or {}
+    tree = parse_yaml(experiment) or {}
     wanted = {name: str(tree.get(name) or "") for name in ("method", "model")}
     for name, value in wanted.items():
         if ":" in value and not _allows(node, "modules", default=False):
@@ -33,6 +32,7 @@ def check_policy(node: Mapping[str, Any], experiment: str) -> None:
                 ),
                 "own modules are not allowed at this site",
             )
+    plugins.allow(*wanted.values())
     if relays_uploads(wanted["method"]) and not _allows(node, "helpers", default=True):
         raise disclosed(
             ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),

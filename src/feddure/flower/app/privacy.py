@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from feddure.errors import ConfigError, FeddureError
+from feddure.files import parse_yaml
 from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
@@ -222,7 +222,7 @@ def _split(joined: np.ndarray, like: Arrays) -> Arrays:
 
 def _rounds(asked: Mapping[str, Any]) -> int:
     """How many rounds the run is to have, as the server says; with a wrong number the budget ends sooner."""
-    tree = yaml.safe_load(str(asked.get("experiment")))
+    tree = parse_yaml(str(asked.get("experiment")))
     rounds = tree.get("rounds") if isinstance(tree, dict) else None
     if not isinstance(rounds, int) or not 1 <= rounds <= 10**6:
         raise disclosed(ConfigError("dp-budget needs the number of rounds, which the server does not tell"))

@@ -40,7 +40,7 @@ from feddure.version import VERSION
 
 _PARTS = ("labelled", "unlabelled", "test")
 _BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
-_FORMAT = 2
+_FORMAT = 3
 _PREFIX = "folder:"
 Unreadable = tuple[str, str]
 """A file that gives no image, relative to its folder, and the reason."""

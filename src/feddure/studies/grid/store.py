@@ -22,12 +22,14 @@ from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
 from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
 from feddure.files import write_whole
 from feddure.studies.grid.failures import Problem, writing
+from feddure.tracking import schema
 from feddure.tracking.summary import VALIDATION
 
 CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
@@ -82,6 +84,8 @@ class Measurement:
     validation_best: float | None = None
     accuracy_best: float | None = None  # in the round of `validation_best`
 
+
+_MEASUREMENT = TypeAdapter(Measurement)
 
 _NOT_WRITTEN: dict[str, Any] = {
     "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {},
@@ -280,7 +284,7 @@ def unpack(path: Path) -> dict[str, Measurement]:
     try:
         for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
             number += 1
-            tree = json.loads(line)
+            tree = schema.parse(line)
             key = tree.pop("environment")
             if "cell" not in tree:
                 environments[key] = tree
@@ -298,8 +302,8 @@ def unpack(path: Path) -> dict[str, Measurement]:
 
 
 def _measurement(config_hash: str, tree: dict[str, Any], about: dict[str, Any]) -> Measurement:
-    curve = [(int(number), float(share), averaged) for number, share, averaged in tree.pop("curve")]
-    return Measurement(config_hash=config_hash, curve=curve, environment=about, **tree)
+    measured = _MEASUREMENT.validate_json(json.dumps(tree | {"config_hash": config_hash}), strict=True)
+    return dataclasses.replace(measured, environment=about)
 
 
 def _of_0_1(folder: Path) -> dict[str, Measurement]:
