@@ -169,7 +169,7 @@ def test_folders_with_brackets_and_spaces(feddure, data, tmp_path):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_client_left_out_is_a_note(feddure, data, monkeypatch, tmp_path):
+def test_a_run_whose_updates_are_all_left_out_fails(feddure, data, tmp_path):
     package = tmp_path / "here" / "broken_method.py"
     package.write_text(
         "from feddure.methods.fedavg import FedAvg\n"
@@ -179,7 +179,9 @@ def test_a_client_left_out_is_a_note(feddure, data, monkeypatch, tmp_path):
         "        return sent | {'theta': sent['theta'] / 0}\n"
     )
     code, _, err = feddure("run", "--dataset", data, *SMALL, "--method", "broken_method:Broken", "--out", "mine")
-    assert code == 0, err
+    assert code == 2, err
     assert "note: round 1: the updates of clients" in " ".join(err.split())
+    assert "used no client" in err
+    assert not (tmp_path / "here" / "mine" / "model.safetensors").exists()
     lines = (tmp_path / "here" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert all(len(json.loads(line)["left_out"]) == 2 for line in lines)

@@ -22,7 +22,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import FeddureWarning, RunError
+from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.files import write_json, write_whole
 from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
@@ -82,6 +82,7 @@ def execute(
             console.begin(experiment.rounds, federation.round)
             watching.append(console)
         _train(federation, folder, watching, resume_command)
+        _expect_learned(folder)
         write_models(federation.server, folder)
         write_report([folder], folder / REPORT_FILE)
     return records.read_run(folder)
@@ -96,6 +97,20 @@ def _train(federation: Federation, folder: Path, observers: Sequence[Observer], 
         except Stopped:
             checkpoint.write(federation.server, folder)
             raise Interrupted(folder, federation.round, stop.signal, resume_command) from None
+
+
+def _expect_learned(folder: Path) -> None:
+    """A run whose last rounds used no client did not do what it was asked for; with Poisson sampling one may draw none.
+
+    It is the method's or the configuration's fault, so in a comparison the other methods go on.
+    """
+    drawn = [record for record in records.read(folder / records.METRICS) if record["clients"]]
+    used = [number for number, record in enumerate(drawn, 1) if len(record["clients"]) > len(record["left_out"])]
+    if empty := len(drawn) - max(used, default=0):
+        raise ConfigError(
+            f"{folder}: the last {empty} of {len(drawn)} rounds used no client, as no update was finite, and no model is "
+            "written; lower optimizer.learning_rate, or look at the method. `feddure report` shows what there is"
+        )
 
 
 def how_to_resume(folder: Path, experiment: Experiment) -> str:
