@@ -380,6 +380,9 @@ def demo(
     unlabelled: Annotated[int, typer.Option("--unlabelled", min=0, help="Unlabelled images per site.")] = 300,
     tests: Annotated[int, typer.Option("--tests", min=1, help="Test images per class, at the server.")] = 50,
     local_steps: Annotated[int, typer.Option("--local-steps", min=1, help="Steps of a site in a round.")] = 20,
+    attacker: Annotated[
+        bool, typer.Option("--attacker", help="One of the sites poisons its updates; with and without defences.")
+    ] = False,
 ) -> None:
     """A whole federation on this machine: a server, three sites, TLS and keys, a few rounds; then all of it ends.
 
@@ -388,6 +391,7 @@ def demo(
     ```text
     feddure federate demo                  # two to three minutes on two cores
     feddure federate demo --keep           # and look at what it made
+    feddure federate demo --attacker       # one of the sites is hostile: who is named, and what helps
     ```
     """
     from feddure.cli import federate_show
@@ -397,7 +401,9 @@ def demo(
         out = Path("feddure-demo")
     size = {"labelled": labelled, "unlabelled": unlabelled, "tests": tests}
     _until_terminated(
-        lambda: demonstration.demonstrate(out, _show, federate_show.show_run, method, rounds, local_steps, **size)
+        lambda: demonstration.demonstrate(
+            out, _show, federate_show, method, rounds, local_steps, **size, attacker=attacker
+        )
     )
 
 

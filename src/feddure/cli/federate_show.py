@@ -132,6 +132,7 @@ def show_status(found: "Status", folder: Path) -> None:
     for name in ("round", "accuracy", "time"):
         table.add_column(name, justify="right")
     table.add_column("folder")
+    table.add_column("suspicious" if any(run.suspicious for run in found.runs) else "")
     for run in found.runs:
         table.add_row(
             _text(run.run),
@@ -140,6 +141,9 @@ def show_status(found: "Status", folder: Path) -> None:
             percent(run.accuracy) if run.accuracy is not None else "",
             duration(run.seconds),
             _text(str(_from(folder, Path(run.folder)))) if run.folder else "",
+            _text(
+                ", ".join(f"{site} in {len(rounds)} of {run.round} rounds" for site, rounds in run.suspicious.items())
+            ),
         )
     console.print()
     console.print(table)

@@ -108,8 +108,8 @@ def _expect_learned(folder: Path) -> None:
     used = [number for number, record in enumerate(drawn, 1) if len(record["clients"]) > len(record["left_out"])]
     if empty := len(drawn) - max(used, default=0):
         raise ConfigError(
-            f"{folder}: the last {empty} of {len(drawn)} rounds used no client, as no update was finite, and no model is "
-            "written; lower optimizer.learning_rate, or look at the method. `feddure report` shows what there is"
+            f"{folder}: the last {empty} of {len(drawn)} rounds used no client, as no update was finite, and no model "
+            "is written; lower optimizer.learning_rate, or look at the method. `feddure report` shows what there is"
         )
 
 

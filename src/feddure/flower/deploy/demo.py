@@ -2,9 +2,11 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -12,16 +14,20 @@ from PIL import Image
 from feddure import data, rng
 from feddure.data.sources.fashion import MEAN, STD
 from feddure.errors import ConfigError, RunError
+from feddure.flower.app import audit
+from feddure.flower.app.audit import Audit
 from feddure.flower.app.description import Description, ServerAddress
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import run, site
 from feddure.flower.deploy.control import Show
+from feddure.flower.deploy.demo_attacker import ATTACK, replace_program
 from feddure.flower.deploy.init import initialise
 from feddure.flower.deploy.layout import ServerFolder
 from feddure.flower.deploy.processes import ProcessGroup, free_port
 from feddure.flower.deploy.server import serving
+from feddure.flower.deploy.status import Status, read_status
 from feddure.tracking.records import Run
-from feddure.tracking.summary import duration
+from feddure.tracking.summary import duration, percent, summarise
 
 SITES = ("north", "east", "south")
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
@@ -31,18 +37,39 @@ _FAVOURED = 4
 """How many times as many unlabelled images a site has of the classes it sees most."""
 
 
+ATTACKER = "south"
+_UNDEFENDED = "server.norm_bound=null server.robust=none"
+_DEFENDED = "server.robust=median"
+"""With the bound on updates that every run has. The bound alone would not do: of three sites of which one sends three
+times as much the wrong way, the mean is wrong."""
+
+
+class Screen(Protocol):
+    """How results look on the terminal."""
+
+    def show_run(self, finished: Run) -> None: ...
+
+    def show_status(self, found: Status, folder: Path) -> None: ...
+
+    def show_audit(self, found: Audit) -> None: ...
+
+
 def demonstrate(
     out: Path | None,
     show: Show,
-    show_run: Callable[[Run], None],
+    screen: Screen,
     method: str,
     rounds: int,
     local_steps: int,
     labelled: int,
     unlabelled: int,
     tests: int,
+    attacker: bool = False,
 ) -> None:
-    """Do all of it in a folder, and end all of it; the folder stays where one was named."""
+    """Do all of it in a folder, and end all of it; the folder stays where one was named.
+
+    With an attacker one of the sites poisons its updates, in a run without defences and in one with them.
+    """
     began = time.monotonic()
     with _folder(out) as root:
         show(f"1. images of three sites, {labelled} labelled per class: {root / 'images'}")
@@ -55,20 +82,28 @@ def demonstrate(
             ending.enter_context(serving(folder, None, show))
             show("\n4. the sites")
             sites = [ending.enter_context(_start(folder, name, images[name], show)) for name in images]
-            show("\n5. the run")
-            options = {
-                "method": method,
-                "rounds": rounds,
-                "preset": "demo",
-                "settings": f"local_steps={local_steps}",
-                "test-folder": str(test_folder),
-            }
-            finished = run.run(folder, options, root / "run", show)
-            if any(process.ended for process in sites):
-                raise RunError(f"a site ended before the run did; its log is in {root / 'federation' / 'sites'}")
-            show("")
-            show_run(finished)
-            show("\n6. the end: sites leave, the server ends")
+            if attacker:
+                replace_program(folder.bundle(ATTACKER))
+                show(
+                    f"{ATTACKER} is hostile: it turns its updates round and makes them {ATTACK.factor:g} times as long"
+                )
+            asked = {"method": method, "rounds": rounds, "preset": "demo", "test-folder": str(test_folder)}
+            train = partial(_run, folder, sites, asked, f"local_steps={local_steps}", show, screen)
+            if attacker:
+                without = train(root / "run-undefended", "5. a run without defences", _UNDEFENDED)
+                defended = train(root / "run", f"6. a run with defences: {_DEFENDED}", _DEFENDED)
+                show("\n7. what the server's operator sees: feddure federate status")
+                screen.show_status(read_status(folder), folder.root)
+                for title, finished in (("without", without), ("with", defended)):
+                    show(f"accuracy {title} defences: {percent(summarise(finished.metrics).accuracy_last)}")
+                show("\n8. the audit logs: feddure federate audit")
+                for name in ("server", *SITES):
+                    log = (folder.server if name == "server" else folder.bundle(name).state) / audit.FILE
+                    show(f"\n{name}: {log}")
+                    screen.show_audit(audit.read(log))
+            else:
+                train(root / "run", "5. the run")
+            show(f"\n{9 if attacker else 6}. the end: sites leave, the server ends")
             for process in sites:
                 process.terminate()  # side by side; the block waits for each
         show(f"{duration(time.monotonic() - began)}, and nothing is left running")
@@ -80,6 +115,27 @@ def _start(folder: ServerFolder, name: str, images: Path, show: Show) -> Process
     # One thread a site: three of them share this machine.
     threads = {"OMP_NUM_THREADS": "1"}
     return site.start(folder.bundle(name), name, ImageFolder(images), {}, show, threads)
+
+
+def _run(
+    folder: ServerFolder,
+    sites: Sequence[ProcessGroup],
+    asked: Mapping[str, Any],
+    settings: str,
+    show: Show,
+    screen: Screen,
+    run_folder: Path,
+    title: str,
+    more_settings: str = "",
+) -> Run:
+    show(f"\n{title}")
+    options = {**asked, "settings": f"{settings} {more_settings}".strip()}
+    finished = run.run(folder, options, run_folder, show)
+    if any(process.ended for process in sites):
+        raise RunError(f"a site ended before the run did; its log is in {folder.sites}")
+    show("")
+    screen.show_run(finished)
+    return finished
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`feddure federate status`: sites and runs as the server knows them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from feddure.tracking.summary import evaluations
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run; `round` is the last one that ended, `accuracy` that of the last evaluation."""
+    """A run; `round` is the last one that ended, `accuracy` that of the last evaluation.
+
+    `suspicious` has the rounds in which a site's update looked hostile.
+    """
 
     run: str
     status: str
@@ -22,6 +26,7 @@ class RunStatus:
     folder: str
     round: int | None
     accuracy: float | None
+    suspicious: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,21 @@ def read_status(folder: ServerFolder) -> Status:
     runs = []
     for state in control.runs():
         run_folder = folders.get(state.run)
-        last, accuracy = _progress(run_folder) if run_folder is not None else (None, None)
-        runs.append(RunStatus(state.run, state.status, state.seconds, str(run_folder or ""), last, accuracy))
+        metrics = run_folder / records.METRICS if run_folder is not None else None
+        lines = records.read(metrics) if metrics is not None and metrics.exists() else []
+        about = state.run, state.status, state.seconds, str(run_folder or "")
+        runs.append(RunStatus(*about, *_progress(lines), _suspicious(lines, description.sites)))
     return Status(description.name, address, True, sites, runs, images)
 
 
-def _progress(run_folder: Path) -> tuple[int | None, float | None]:
-    metrics = run_folder / records.METRICS
-    lines = records.read(metrics) if metrics.exists() else []
+def _progress(lines: Sequence[records.Record]) -> tuple[int | None, float | None]:
     accuracies = evaluations(lines, "accuracy")
     return (lines[-1]["round"] if lines else None, accuracies[-1][1] if accuracies else None)
+
+
+def _suspicious(lines: Sequence[records.Record], names: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for line in lines:
+        for client in map(int, line.get("suspicious", {})):
+            found.setdefault(names[client] if client < len(names) else f"client {client}", []).append(line["round"])
+    return found

@@ -1,0 +1,253 @@
+"""Kill runs with SIGKILL at random moments, go on with them, and compare what is left with a run that nobody killed.
+
+    python benchmarks/kills.py --simulator 100 --federation 20 --json results/kills.json
+
+The simulator's run is `feddure run --resume` in a forked process, so that kills hit its work and not its imports; its
+files must be those of the unkilled run, byte for byte. Whenever a run completes the next one begins.
+
+The federation is `feddure federate` on the loopback address: first the server, its children and the command that
+watches the run are killed in turn, and the model must be the simulator's; then the sites and their children, which
+costs a site a round, and the model must be whole. Whatever ended is started again as an operator would. At the end the
+audit logs of server and sites are verified.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from common import finish
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import federated
+import folders
+import tiny
+from deployed import Deployed, below
+from feddure import experiments
+from feddure.cli import main as feddure
+from feddure.flower.app import audit
+from feddure.simulation import runs
+from feddure.simulation.federation import run as simulate
+from feddure.tracking import records
+
+AT_SERVER = ("feddure", "superlink", "superexec", "serverapp", "run")
+AT_SITE = ("feddure", "supernode", "superexec", "clientapp")
+"""A word of the command line of each program; `feddure` is the command itself, `run` is `federate run`."""
+
+
+def main() -> None:
+    options = parse()
+    random.seed(options.seed)
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"benchmark": "kills", "seed": options.seed}
+    with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
+        if options.simulator:
+            report["simulator"] = kill_simulator(Path(temporary) / "simulator", options.simulator)
+        if options.federation:
+            report["federation"] = kill_federation(Path(temporary) / "federation", options.federation)
+    finish(report, options.json)
+
+
+# --- the simulator -----------------------------------------------------------------------------------
+def kill_simulator(root: Path, wanted: int) -> dict[str, Any]:
+    """Kills at moments that are spread evenly over a fifth of the time that the run takes."""
+    root.mkdir()
+    images = {name: getattr(folders.IMAGES, name) for name in ("images", "labels", "test_images", "test_labels")}
+    np.savez(root / "tiny.npz", **images)
+    changes = {"dataset": f"npz:{root / 'tiny.npz'}", "rounds": 300, "checkpoint_every": 7, "evaluate_every": 20}
+    experiment = tiny.experiment(folders.LONG | changes)
+    (root / "config.yaml").write_text(experiments.to_yaml(experiment))
+    began = time.monotonic()
+    whole = _start(root, root / "whole")
+    whole.join()
+    taken, expected = time.monotonic() - began, folders.contents(root / "whole")
+    kills, completed, different, failed, at_round = 0, 0, 0, 0, []
+    while kills < wanted:
+        folder = root / f"run-{completed}"
+        process = _start(root, folder)
+        process.join(random.uniform(0, taken / 5))
+        if process.is_alive():
+            process.kill()
+            process.join()
+            kills += 1
+            metrics = folder / records.METRICS
+            at_round.append(metrics.read_bytes().count(b"\n") if metrics.exists() else 0)
+            if kills < wanted:
+                continue
+            process = _start(root, folder)
+            process.join()
+        failed += process.exitcode != 0
+        different += process.exitcode == 0 and folders.contents(folder) != expected
+        completed += 1
+    return {
+        "kills": kills,
+        "seconds_of_a_run": taken,
+        "killed_after_rounds": at_round,
+        "completed_runs": completed,
+        "failed_to_resume": failed,
+        "runs_with_other_files": different,
+    }
+
+
+def _start(root: Path, folder: Path) -> Any:
+    words = ["run", "--config", str(root / "config.yaml"), "--out", str(folder), "--resume"]
+    process = multiprocessing.get_context("fork").Process(target=_work, args=(words, root / "log"))
+    process.start()
+    return process
+
+
+def _work(words: Sequence[str], log: Path) -> None:
+    with log.open("a") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.argv = ["feddure", *words]
+    feddure()
+
+
+# --- the federation ----------------------------------------------------------------------------------
+def kill_federation(root: Path, wanted: int) -> dict[str, Any]:
+    """Three fifths of the kills at the server, the rest at sites; as many rounds as that takes."""
+    root.mkdir()
+    federated.write_images(root)
+    description = federated.DESCRIPTION.model_copy(update={"timeout_seconds": 30})
+    at_server = wanted * 3 // 5
+    with Deployed(root, description) as federation:
+        killer = Killer(federation, root)
+        server = killer.run("at-server", AT_SERVER, at_server, rounds=at_server + 3, owners=("server",))
+        simulated = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": at_server + 3}))
+        simulate(simulated)
+        expected = simulated.server.model_state()
+        found = load_file(root / "at-server" / runs.MODEL_FILE)
+        apart = max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
+        sites = killer.run("at-sites", AT_SITE, wanted - at_server, rounds=3 * wanted, owners=federated.SITES)
+        model = load_file(root / "at-sites" / runs.MODEL_FILE)
+    logs = {"server": federation.folder.server} | {
+        name: federation.folder.bundle(name).state for name in federated.SITES
+    }
+    audits = {name: audit.read(place / audit.FILE) for name, place in logs.items()}
+    return {
+        "server": server | {"largest_difference_from_the_simulator": apart},
+        "sites": sites | {"finite": all(bool(tensor.isfinite().all()) for tensor in model.values())},
+        "audit_entries": {name: len(found.entries) for name, found in audits.items()},
+        "broken_chains": [name for name, found in audits.items() if found.problem],
+        "torn_lines": sum(entry["event"] == "a line was torn" for found in audits.values() for entry in found.entries),
+    }
+
+
+class Killer:
+    """Ends processes of a federation in turn, and starts again what an operator would."""
+
+    def __init__(self, federation: Deployed, root: Path):
+        self._federation = federation
+        self._root = root
+        self._resumes = 0
+        self._restarts: Counter[str] = Counter()
+
+    def run(self, name: str, kinds: Sequence[str], kills: int, rounds: int, owners: Sequence[str]) -> dict[str, Any]:
+        """A run to its end with so many kills."""
+        self._folder, self._resumes, self._restarts = self._root / name, 0, Counter()
+        self._begin = ("--rounds", rounds, "--test", self._root / "images" / "test")
+        self._begin += tuple(word for pair in federated.SETTINGS.split() for word in ("--set", pair))
+        killed, began = [], time.monotonic()
+        for number in range(kills):
+            self._recover()
+            reached = self._rounds()
+            self._wait(lambda before=reached: self._rounds() > before or self._ended(), 240, "a round")
+            self._pause(random.uniform(0, 8))
+            owner, kind = owners[number % len(owners)], kinds[number % len(kinds)]
+            killed.append({"what": f"{owner}: {kind}", "after_round": self._rounds(), "hit": self._kill(owner, kind)})
+            print(f"{time.monotonic() - began:.0f} s: {killed[-1]}", flush=True)
+        while not (self._folder / runs.MODEL_FILE).exists():
+            self._recover()
+            self._wait(self._ended, 30 * rounds, "the run's end")
+        return {
+            "kills": sum(kill["hit"] for kill in killed),
+            "rounds": self._rounds(),
+            "rounds_with_a_site_left_out": sum(
+                bool(line["left_out"]) for line in records.read(self._folder / records.METRICS)
+            ),
+            "resumed": self._resumes,
+            "started_again": dict(self._restarts),
+            "seconds": time.monotonic() - began,
+            "killed": killed,
+        }
+
+    def _ended(self) -> bool:
+        return self._federation.processes["run"].ended
+
+    def _rounds(self) -> int:
+        metrics = self._folder / records.METRICS
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._ended():
+            time.sleep(0.05)
+
+    def _wait(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
+        self._federation.wait_for(ready, seconds, what)
+
+    def _recover(self) -> None:
+        """What an operator does: start what has ended, and go on with the run."""
+        federation, processes = self._federation, self._federation.processes
+        if self._is_gone("server"):
+            federation.start_server()
+        for site in federated.SITES:
+            if self._is_gone(site):
+                federation.start_site(site, self._root / "images" / "clients" / site)
+        if "run" in processes and processes["run"].ended:
+            processes.pop("run").stop()
+        if "run" not in processes and not (self._folder / runs.MODEL_FILE).exists():
+            begun = (self._folder / records.CONFIG).exists()
+            self._resumes += begun
+            federation.start_run("run", self._folder, *(["--resume"] if begun else self._begin))
+
+    def _is_gone(self, name: str) -> bool:
+        processes = self._federation.processes
+        time.sleep(0.5)  # children that ended with a killed process are told by the system
+        if name in processes and processes[name].ended:
+            processes.pop(name).stop()
+            self._restarts[name] += 1
+        return name not in processes
+
+    def _kill(self, owner: str, kind: str) -> bool:
+        """SIGKILL one process; False where there is none at the moment, for 20 seconds."""
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            process = self._federation.processes["run" if kind == "run" else owner]
+            try:
+                for each in [psutil.Process(process.popen.pid)] if kind in ("feddure", "run") else below(process):
+                    words = " ".join(each.cmdline())
+                    if kind in ("feddure", "run") or (kind in words and "ctypes" not in words):
+                        each.send_signal(signal.SIGKILL)
+                        return True
+            except psutil.Error:
+                pass  # ended meanwhile
+            time.sleep(0.02)
+        return False
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulator", type=int, default=100, help="kills of a simulated run")
+    parser.add_argument("--federation", type=int, default=20, help="kills of a real federation's processes")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--json", type=Path, help="file to write the report to")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
