@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from feddure.cli import federate, federate_show
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.flower.app import description, run_config
-from feddure.flower.app.audit import AuditLog
+from feddure.flower.app.audit import Audit, AuditLog
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import demo, layout, server, status
@@ -26,6 +26,7 @@ from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.status import RunStatus, Status
 from feddure.simulation.server import ImageCounts
 
+NO_AUDIT = Audit([], "", "", False)
 COMMANDS = ("init", "renew", "check", "server", "site", "approve", "run", "status", "audit", "demo")
 
 
@@ -182,15 +183,17 @@ def test_status_names_sites_and_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     site = SiteStatus("north", "online", "2026-11-15 11:52:11Z")
     folder = tmp_path / "trees" / "runs" / "a-method-with-a-long-name-and-a-number-17"
-    done = RunStatus("16905895414385816397", "finished:completed", 4000.0, str(folder), 500, 0.3133)
+    about = "16905895414385816397", "finished:completed", 4000.0, str(folder), 500, 0.3133
+    done = RunStatus(*about, {"east": [3, 17]})
     found = Status("trees", "fed.example.org:9092", True, [site], [done])
     monkeypatch.setattr(status, "read_status", lambda folder: found)
     said = run("status", tmp_path / "trees")
-    for whole in ("north", "2026-11-15 11:52:11Z", "16905895414385816397", "finished:completed", str(folder)):
+    for whole in ("north", "2026-11-15 11:52:11Z", *about[:2], str(folder), "east in 2 of 500 rounds"):
         assert whole in said  # never cut, whatever the width
 
 
-def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch):
+@pytest.mark.parametrize("attacker", [False, True])
+def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     """With stand-ins for its processes; a real one is in tests/flower/test_deployed.py."""
     done = []
 
@@ -201,16 +204,25 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch):
 
     def start_run(folder, options, place, show):
         found = run_config.read(options)
-        done.append(("run", found.experiment.rounds, place.name, len(list(found.tests.path.glob("*/*.png")))))
+        tests = len(list(found.tests.path.glob("*/*.png")))
+        done.append(("run", found.experiment.rounds, place.name, tests, found.experiment.server.robust))
+        return SimpleNamespace(metrics=[])
 
     monkeypatch.setattr(demo, "serving", lambda *_: standing("server"))
     monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: standing(name))
     monkeypatch.setattr(demo.run, "run", start_run)
     monkeypatch.setattr(federate_show, "show_run", lambda finished: None)
-    run("demo", "--out", tmp_path / "demo", "--rounds", 1, "--labelled", 1, "--unlabelled", 12, "--tests", 2)
+    monkeypatch.setattr(demo, "replace_program", lambda bundle: done.append(f"{bundle.root.name} is hostile"))
+    monkeypatch.setattr(demo, "read_status", lambda folder: Status("demo", "", False, [], []))
+    monkeypatch.setattr(demo.audit, "read", lambda log: done.append(f"audit {log.parent.parent.name}") or NO_AUDIT)
+    words = ["--attacker"] if attacker else []
+    run("demo", "--out", tmp_path / "demo", "--rounds", 1, "--labelled", 1, "--unlabelled", 12, "--tests", 2, *words)
     sites = ["north", "east", "south"]
     starts, ends = [f"start {name}" for name in ("server", *sites)], [f"end {name}" for name in sites]
-    assert done == [*starts, ("run", 1, "run", 20), *ends]
+    plain = [("run", 1, "run", 20, "none")]
+    attacked = ["south is hostile", ("run", 1, "run-undefended", 20, "none"), ("run", 1, "run", 20, "median")]
+    audits = [f"audit {name}" for name in ("federation", *sites)]
+    assert done == [*starts, *([*attacked, *audits] if attacker else plain), *ends]
     for name in sites:
         assert len(list((tmp_path / "demo" / "images" / name / "labelled").glob("*/*.png"))) == 10
         assert list((tmp_path / "demo" / "images" / name / "unlabelled").glob("*.png"))

@@ -132,7 +132,6 @@ def show_status(found: "Status", folder: Path) -> None:
     for name in ("round", "accuracy", "time"):
         table.add_column(name, justify="right")
     table.add_column("folder")
-    table.add_column("suspicious" if any(run.suspicious for run in found.runs) else "")
     for run in found.runs:
         table.add_row(
             _text(run.run),
@@ -141,12 +140,15 @@ def show_status(found: "Status", folder: Path) -> None:
             percent(run.accuracy) if run.accuracy is not None else "",
             duration(run.seconds),
             _text(str(_from(folder, Path(run.folder)))) if run.folder else "",
-            _text(
-                ", ".join(f"{site} in {len(rounds)} of {run.round} rounds" for site, rounds in run.suspicious.items())
-            ),
         )
     console.print()
     console.print(table)
+    for run in found.runs:
+        if run.suspicious:
+            often = ", ".join(
+                f"{site} in {len(rounds)} of {run.round} rounds" for site, rounds in run.suspicious.items()
+            )
+            console.print(f"[yellow]suspicious[/] in run {_text(run.run)}: {_text(often)}")
 
 
 def show_audit(found: "Audit") -> None:

@@ -55,6 +55,24 @@ def test_a_process_that_will_not_end_is_made_to(tmp_path, monkeypatch):
     assert process.popen.returncode == -signal.SIGKILL
 
 
+def test_a_long_log_begins_anew_while_its_process_writes_and_the_part_before_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_LOG_BYTES", 10)
+    code = (
+        "import pathlib, sys, time\n"
+        "print('a long first line', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)\n"
+        "print('second', flush=True)\n"
+    )
+    log, told = tmp_path / "a.log", tmp_path / "told"
+    with Process([sys.executable, "-c", code, str(told)], os.environ, log) as process:
+        assert said(process)
+        process.shorten_log()
+        assert log.read_text() == ""
+        told.touch()
+        assert said(process) == "second"
+    assert (tmp_path / "a.old.log").read_text() == "a long first line\n"
+
+
 def test_a_process_is_asked_to_end_only_once(tmp_path):
     code = (
         "import signal, time\n"

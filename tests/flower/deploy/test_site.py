@@ -38,6 +38,9 @@ class Ending:
     def log_tail(self):
         return f"the last lines of {self.name}"
 
+    def shorten_log(self):
+        pass
+
     def terminate(self):
         pass
 
@@ -251,15 +254,6 @@ def test_flowers_logs_and_commands_go_to_files_unless_asked_for(north):
     assert {process.log for process in north.started} == {north.bundle.supernode_log, north.bundle.superexec_log}
 
 
-def test_a_long_log_begins_anew_and_the_one_before_stays(north, monkeypatch):
-    monkeypatch.setattr(site, "_LOG_BYTES", 10)
-    north.bundle.state.mkdir()
-    north.bundle.supernode_log.write_text("what was said long ago")
-    north.join()
-    assert not north.bundle.supernode_log.exists()
-    assert (north.bundle.state / "supernode.old.log").read_text() == "what was said long ago"
-
-
 # --- Flower's logs ----------------------------------------------------------------------------------------
 class Filtered:
     """A filter with its two logs, and what it showed."""
@@ -293,6 +287,12 @@ def error(text):
 
 LOST = "\x1b[93mWARNING\x1b[0m :   Connection attempt failed, retrying in 0.46 seconds\n"
 FOUND = info("Connection successful after 0.47 seconds and 2 tries.")
+
+
+def test_a_log_that_begins_anew_is_read_on(filtered):
+    assert len(filtered.log(info(100 * "word") + info("SuperNode ID: 77"))) == 1
+    filtered.paths[0].write_bytes(b"")
+    assert len(filtered.log(LOST)) == 1
 
 
 def test_the_connection_is_shown_where_it_changes(filtered):

@@ -24,6 +24,7 @@ _TERMINATE_SECONDS = 20.0
 _ORPHAN_SECONDS = 10.0
 _LEFTOVER_SECONDS = 15.0
 """Flower's programs that were started by a killed process end within this time, where the system tells them."""
+_LOG_BYTES = 10_000_000
 _OWN_NAME = "feddure"
 
 # A program that becomes another one, which Linux asks to end when the process that started it is gone, kill -9
@@ -106,6 +107,14 @@ class Process:
             file.seek(self._log_start)
             return "\n".join(map(printable, file.read().decode(errors="replace").splitlines()[-lines:]))
 
+    def shorten_log(self) -> None:
+        """Begin the log anew before it fills the disk, while the process goes on writing; the part before stays."""
+        with suppress(OSError):  # no log is worth the end of a server
+            if self._log_path.stat().st_size > _LOG_BYTES:
+                shutil.copyfile(self._log_path, self._log_path.with_suffix(".old.log"))
+                os.truncate(self._log_path, 0)  # it is open for appending
+                self._log_start = 0
+
     def terminate(self) -> None:
         """Ask the process to end, without waiting for it; a second signal would break off an orderly end."""
         if not self._terminating and not self.ended:
@@ -150,6 +159,8 @@ class ProcessGroup:
             ended = next((process for process in self._processes if process.ended), None)
             for look in meanwhile:  # once more after the end: what was logged last counts too
                 look()
+            for process in self._processes:
+                process.shorten_log()
             if ended is not None:
                 return ended
             time.sleep(POLL_SECONDS)

@@ -56,6 +56,9 @@ class SuperExec:
     def ended(self) -> bool:
         return self._process.ended
 
+    def shorten_log(self) -> None:
+        self._process.shorten_log()
+
     def restart(self) -> None:
         """Start it again after its end, the later the more often that was needed; an error where it is of no use."""
         lived = time.monotonic() - self._began
@@ -147,6 +150,8 @@ def serve(folder: ServerFolder, host: str | None, show: Show) -> None:
             if superexec.ended:
                 superexec.restart()
             keys.update()
+            superlink.shorten_log()
+            superexec.shorten_log()
             time.sleep(POLL_SECONDS)
         raise RunError(f"flower-superlink ended by itself (exit code {superlink.code}):\n{superlink.log_tail()}")
 

@@ -41,7 +41,6 @@ from feddure.simulation.engine import Engine
 Options = Mapping[str, Any]
 _RETRY_SECONDS, _PAUSE_SECONDS = 120.0, 15.0
 """After a crash the server counts a site as connected for a minute, and turns its next start away that long."""
-_LOG_BYTES = 10_000_000
 _NAMED_FILES = 10
 _LEVEL = re.compile(r"(INFO|WARNING|ERROR)\s*:\s+(.*)")
 _JOINED = "SuperNode ID: "
@@ -71,8 +70,6 @@ def join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show:
 def _join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show: Show, verbose: bool) -> None:
     address = read_connection(bundle).address
     logs = bundle.supernode_log, bundle.superexec_log
-    for log in logs:
-        _keep_short(log)
     show(f"site {site}; Flower's own logs: {' and '.join(map(str, logs))}")
     failing_since = time.monotonic()
     while True:
@@ -127,12 +124,6 @@ def _unknown_key(bundle: Bundle, site: str, connection: Connection) -> str:
         f"they differ, use the node.key of the latest bundle, or make a new one (a key that was unregistered is of no "
         f"more use) and let the operator put {bundle.public_key} there and start the server again"
     )
-
-
-def _keep_short(log: Path) -> None:
-    """Begin a log anew before it fills the disk; the one before stays."""
-    if log.exists() and log.stat().st_size > _LOG_BYTES:
-        log.replace(log.with_suffix(".old.log"))
 
 
 def start(
@@ -247,6 +238,8 @@ class LogTail:
         """The whole lines since the last call; one that is still being written comes with a later one."""
         if not self._path.exists():
             return []
+        if self._path.stat().st_size < self._position:
+            self._position = 0  # it was begun anew
         with self._path.open("rb") as file:
             file.seek(self._position)
             added = file.read()
