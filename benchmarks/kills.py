@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ from feddure.simulation import runs
 from feddure.simulation.federation import run as simulate
 from feddure.tracking import records
 
+ROUNDS = 6, 16
+"""Of the run whose server is killed, and of the one whose sites are: that one goes on meanwhile."""
 AT_SERVER = ("feddure", "superlink", "superexec", "serverapp", "run")
 AT_SITE = ("feddure", "supernode", "superexec", "clientapp")
 """A word of the command line of each program; `feddure` is the command itself, `run` is `federate run`."""
@@ -57,7 +60,8 @@ def main() -> None:
         if options.simulator:
             report["simulator"] = kill_simulator(Path(temporary) / "simulator", options.simulator)
         if options.federation:
-            report["federation"] = kill_federation(Path(temporary) / "federation", options.federation)
+            root, minutes = Path(temporary) / "federation", options.minutes
+            report["federation"] = kill_federation(root, options.federation, minutes)
     finish(report, options.json)
 
 
@@ -118,21 +122,21 @@ def _work(words: Sequence[str], log: Path) -> None:
 
 
 # --- the federation ----------------------------------------------------------------------------------
-def kill_federation(root: Path, wanted: int) -> dict[str, Any]:
-    """Three fifths of the kills at the server, the rest at sites; as many rounds as that takes."""
+def kill_federation(root: Path, wanted: int, minutes: float) -> dict[str, Any]:
+    """Three fifths of the kills, and of the time, at the server, the rest at sites."""
     root.mkdir()
     federated.write_images(root)
     description = federated.DESCRIPTION.model_copy(update={"timeout_seconds": 30})
     at_server = wanted * 3 // 5
     with Deployed(root, description) as federation:
         killer = Killer(federation, root)
-        server = killer.run("at-server", AT_SERVER, at_server, rounds=at_server + 3, owners=("server",))
-        simulated = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": at_server + 3}))
+        server = killer.run("at-server", AT_SERVER, at_server, ROUNDS[0], ("server",), 0.6 * minutes)
+        simulated = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": ROUNDS[0]}))
         simulate(simulated)
         expected = simulated.server.model_state()
         found = load_file(root / "at-server" / runs.MODEL_FILE)
         apart = max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
-        sites = killer.run("at-sites", AT_SITE, wanted - at_server, rounds=3 * wanted, owners=federated.SITES)
+        sites = killer.run("at-sites", AT_SITE, wanted - at_server, ROUNDS[1], federated.SITES, 0.4 * minutes)
         model = load_file(root / "at-sites" / runs.MODEL_FILE)
     logs = {"server": federation.folder.server} | {
         name: federation.folder.bundle(name).state for name in federated.SITES
@@ -156,23 +160,24 @@ class Killer:
         self._resumes = 0
         self._restarts: Counter[str] = Counter()
 
-    def run(self, name: str, kinds: Sequence[str], kills: int, rounds: int, owners: Sequence[str]) -> dict[str, Any]:
-        """A run to its end with so many kills."""
+    def run(
+        self, name: str, kinds: Sequence[str], kills: int, rounds: int, owners: Sequence[str], minutes: float
+    ) -> dict[str, Any]:
+        """A run to its end, with so many kills or as many as fit into the time."""
         self._folder, self._resumes, self._restarts = self._root / name, 0, Counter()
         self._begin = ("--rounds", rounds, "--test", self._root / "images" / "test")
         self._begin += tuple(word for pair in federated.SETTINGS.split() for word in ("--set", pair))
         killed, began = [], time.monotonic()
         for number in range(kills):
-            self._recover()
-            reached = self._rounds()
-            self._wait(lambda before=reached: self._rounds() > before or self._ended(), 240, "a round")
-            self._pause(random.uniform(0, 8))
+            if self._rounds() >= rounds - 1 or time.monotonic() - began > 60 * minutes:
+                break
+            time.sleep(2)  # what ends with a killed process takes a moment
+            self._federation.wait_for(self._goes_on, 300, "the run to go on")
+            self._pause(random.uniform(0, 30))
             owner, kind = owners[number % len(owners)], kinds[number % len(kinds)]
             killed.append({"what": f"{owner}: {kind}", "after_round": self._rounds(), "hit": self._kill(owner, kind)})
             print(f"{time.monotonic() - began:.0f} s: {killed[-1]}", flush=True)
-        while not (self._folder / runs.MODEL_FILE).exists():
-            self._recover()
-            self._wait(self._ended, 30 * rounds, "the run's end")
+        self._federation.wait_for(lambda: self._goes_on() is None, 120 * rounds, "the run's end")
         return {
             "kills": sum(kill["hit"] for kill in killed),
             "rounds": self._rounds(),
@@ -185,8 +190,15 @@ class Killer:
             "killed": killed,
         }
 
+    def _goes_on(self) -> bool | None:
+        """Start what has ended; whether the run's program is at work, or None where the run is complete."""
+        if (self._folder / runs.MODEL_FILE).exists() and self._ended():
+            return None
+        self._recover()
+        return self._find("server", "serverapp") is not None and not self._ended()
+
     def _ended(self) -> bool:
-        return self._federation.processes["run"].ended
+        return "run" not in self._federation.processes or self._federation.processes["run"].ended
 
     def _rounds(self) -> int:
         metrics = self._folder / records.METRICS
@@ -196,9 +208,6 @@ class Killer:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._ended():
             time.sleep(0.05)
-
-    def _wait(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
-        self._federation.wait_for(ready, seconds, what)
 
     def _recover(self) -> None:
         """What an operator does: start what has ended, and go on with the run."""
@@ -217,33 +226,39 @@ class Killer:
 
     def _is_gone(self, name: str) -> bool:
         processes = self._federation.processes
-        time.sleep(0.5)  # children that ended with a killed process are told by the system
         if name in processes and processes[name].ended:
             processes.pop(name).stop()
             self._restarts[name] += 1
         return name not in processes
 
     def _kill(self, owner: str, kind: str) -> bool:
-        """SIGKILL one process; False where there is none at the moment, for 20 seconds."""
+        """SIGKILL one process; False where there was none for 20 seconds."""
         until = time.monotonic() + 20
         while time.monotonic() < until:
-            process = self._federation.processes["run" if kind == "run" else owner]
-            try:
-                for each in [psutil.Process(process.popen.pid)] if kind in ("feddure", "run") else below(process):
-                    words = " ".join(each.cmdline())
-                    if kind in ("feddure", "run") or (kind in words and "ctypes" not in words):
-                        each.send_signal(signal.SIGKILL)
-                        return True
-            except psutil.Error:
-                pass  # ended meanwhile
+            process = self._find(owner, kind)
+            if process is not None:
+                process.send_signal(signal.SIGKILL)
+                return True
             time.sleep(0.02)
         return False
+
+    def _find(self, owner: str, kind: str) -> psutil.Process | None:
+        process = self._federation.processes["run" if kind == "run" else owner]
+        with suppress(psutil.Error):  # ended meanwhile
+            if kind in ("feddure", "run"):
+                return psutil.Process(process.popen.pid)
+            for each in below(process):
+                words = each.cmdline()
+                if "-S" not in words and any(kind in word for word in words):  # not one that is about to become it
+                    return each
+        return None
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulator", type=int, default=100, help="kills of a simulated run")
     parser.add_argument("--federation", type=int, default=20, help="kills of a real federation's processes")
+    parser.add_argument("--minutes", type=float, default=60, help="for the kills of a federation")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--json", type=Path, help="file to write the report to")
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -18,7 +19,7 @@ from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import printable
 from feddure.flower.deploy.control import CONNECTION, LOOPBACK, Control, RunState, Show, program, shown
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
-from feddure.flower.deploy.processes import Terminated, is_listening
+from feddure.flower.deploy.processes import Terminated, ending_with_parent, is_listening
 from feddure.simulation import checkpoint
 from feddure.simulation import runs as simulation_runs
 from feddure.simulation.engine import Engine
@@ -158,7 +159,7 @@ def _stream(control: Control, number: str, show: Show) -> None:
     command = [program("flwr"), "log", number, CONNECTION, "--stream"]
     show("$ " + shown(command))
     with subprocess.Popen(
-        command,
+        ending_with_parent(command, signal.SIGTERM),
         env=control.environment | {"PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
