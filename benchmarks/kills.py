@@ -195,7 +195,7 @@ class Killer:
         if (self._folder / runs.MODEL_FILE).exists() and self._ended():
             return None
         self._recover()
-        return self._find("server", "serverapp") is not None and not self._ended()
+        return all(self._find("server", kind) for kind in AT_SERVER) and not self._ended()
 
     def _ended(self) -> bool:
         return "run" not in self._federation.processes or self._federation.processes["run"].ended
@@ -243,8 +243,10 @@ class Killer:
         return False
 
     def _find(self, owner: str, kind: str) -> psutil.Process | None:
-        process = self._federation.processes["run" if kind == "run" else owner]
+        process = self._federation.processes.get("run" if kind == "run" else owner)
         with suppress(psutil.Error):  # ended meanwhile
+            if process is None:
+                return None
             if kind in ("feddure", "run"):
                 return psutil.Process(process.popen.pid)
             for each in below(process):
