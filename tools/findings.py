@@ -222,7 +222,7 @@ def labellers() -> str:
         )
         for name, rows in every.items()
     ]
-    head = (seeds(pd.concat(every.values())), "own model", "averaged model", "drift", "clients → together")
+    head = (seeds(pd.concat(every.values())), "own: right / sure", "averaged model", "drift", "clients → together")
     return table(head, lines)
 
 
@@ -468,8 +468,9 @@ def _diagnostics() -> str:
 
 def _signs() -> str:
     every, lines = runs("regulators-cifar10"), {}
-    for name in ("C-reg alone", f"C-reg alone, {RELEASED}", "FedDure", f"FedDure, {RELEASED}"):
-        rows = {s: pick(every, case=name, setting=s) for s in SETTINGS}
+    for case in ("C-reg alone", f"C-reg alone, {RELEASED}", "FedDure", f"FedDure, {RELEASED}"):
+        rows = {s: pick(every, case=case, setting=s) for s in SETTINGS}
+        name = case.replace(RELEASED, "released sign")
         lines |= {
             f"**{name}**": lambda s, r=rows: mean(r[s]),
             f"{name}: d, mean": lambda s, r=rows: told(r[s], "d_mean"),
