@@ -294,10 +294,10 @@ def _allowed(info: FieldInfo) -> str:
     numbers = {int: "whole number", float: "number"}
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [
-        f"{sign} {getattr(rule, name):g}"
+        f"{sign} {value:{',' if isinstance(value, int) else 'g'}}"
         for rule in rules
         for name, sign in signs.items()
-        if getattr(rule, name, None) is not None and getattr(rule, name) < 2**53
+        if (value := getattr(rule, name, None)) is not None and value < 2**53
     ]
     for kind in kinds:
         if kind in numbers:

@@ -183,3 +183,17 @@ def test_a_client_left_out_is_a_note(feddure, data, monkeypatch, tmp_path):
     assert "note: round 1: the updates of clients" in " ".join(err.split())
     lines = (tmp_path / "here" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert all(len(json.loads(line)["left_out"]) == 2 for line in lines)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_an_error_in_ones_own_method_shows_its_lines_and_no_others(feddure, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(
+        "from feddure.methods.fedavg import FedAvg\n"
+        "class Broken(FedAvg):\n    def step(self, client, batch):\n        return 1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, told = feddure("run", "--preset", "demo", "--method", "broken:Broken", "--out", tmp_path / "run")
+    assert code == 1
+    assert "return 1 / 0" in told
+    assert "ZeroDivisionError" in told
+    assert "lanes.py" not in told
