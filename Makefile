@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint gpu-test clean
+.PHONY: demo test lint findings gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/feddure compare --preset demo
@@ -17,6 +17,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The tables of README.md and docs/ that are made from results/, and FedTutor's figure.
+findings: $(INSTALLED)
+	$(BIN)/python tools/findings.py
 
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu

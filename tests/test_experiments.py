@@ -233,7 +233,7 @@ def test_every_field_has_a_meaning_and_its_values():
     assert len({row.key for row in rows}) == len(rows)
     allowed = {row.key: row.allowed for row in rows}
     assert allowed["feddure.reward"] == "fall | rise"
-    assert allowed["local_steps"] == "epoch | whole number ≥ 1"
+    assert allowed["local_steps"] == "epoch | whole number ≥ 1 and ≤ 1,000,000"
     assert allowed["server.ema"] == "number > 0 and < 1 | empty"
 
 

@@ -13,7 +13,7 @@ Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "pairs", "sites"]
 DIRICHLET = ("iid-dir", "dir-dir", "pairs")
 """The settings in which γ acts."""
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class _Section(BaseModel):
@@ -27,7 +27,7 @@ class PartitionOptions(_Section):
         "dir-dir",
         description="How labelled and unlabelled images are spread over clients; `sites` keeps a folder's own clients.",
     )
-    clients: int = Field(100, ge=1, description="Number of clients K.")
+    clients: int = Field(100, ge=1, le=10**7, description="Number of clients K.")
     gamma: float = Field(0.5, gt=0, description="Dirichlet concentration γ; smaller is more unequal.")
     labels_per_class: int | None = Field(
         None,
@@ -162,12 +162,14 @@ class Experiment(_Section):
     )
     init_sha256: str | None = Field(None, description="The hash of that file, filled in when it is named.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random decision.")
-    rounds: int = Field(200, ge=1, description="Number of communication rounds R.")
-    clients_per_round: int = Field(5, ge=1, description="Number S of clients drawn each round, without replacement.")
+    rounds: int = Field(200, ge=1, le=10**7, description="Number of communication rounds R.")
+    clients_per_round: int = Field(
+        5, ge=1, le=10**7, description="Number S of clients drawn each round, without replacement."
+    )
     local_steps: Count | Literal["epoch"] = Field(
         5, description="Local steps per round of methods that use unlabelled images; epoch is one pass over them."
     )
-    labelled_batch: int = Field(10, ge=1, description="Labelled images in a step.")
+    labelled_batch: int = Field(10, ge=1, le=2**16, description="Labelled images in a step.")
     unlabelled_batch: Count | Literal["auto"] = Field(
         "auto", description="Unlabelled images in a step; auto is a fifth of the mean client's, as released."
     )

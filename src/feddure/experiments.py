@@ -24,7 +24,7 @@ from feddure import methods, plugins, pretrained
 from feddure.config import DIRICHLET, Experiment
 from feddure.data import partition
 from feddure.errors import ConfigError
-from feddure.files import parse_yaml
+from feddure.files import is_text, parse_yaml, readable
 
 SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
@@ -142,6 +142,11 @@ def build(tree: Mapping[str, Any]) -> Experiment:
         experiment = Experiment.model_validate(common | given)
     except ValidationError as error:
         problems += [_explain(detail) for detail in error.errors()]
+    problems += [
+        f"{key}: the name '{readable(value)}' is not UTF-8, so a configuration cannot hold it; rename it, or link to it"
+        for key, value in common.items()
+        if isinstance(value, str) and not is_text(value)
+    ]
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     _check_together(experiment)
@@ -294,10 +299,10 @@ def _allowed(info: FieldInfo) -> str:
     numbers = {int: "whole number", float: "number"}
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [
-        f"{sign} {getattr(rule, name):g}"
+        f"{sign} {value:{',' if isinstance(value, int) else 'g'}}"
         for rule in rules
         for name, sign in signs.items()
-        if getattr(rule, name, None) is not None and getattr(rule, name) < 2**53
+        if (value := getattr(rule, name, None)) is not None and value < 2**53
     ]
     for kind in kinds:
         if kind in numbers:

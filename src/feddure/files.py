@@ -45,6 +45,19 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         raise yaml.YAMLError(str(problem)) from None
 
 
+def is_text(name: str | Path) -> bool:
+    """Whether a file's name is UTF-8."""
+    return str(name).isascii() or readable(name) == str(name)
+
+
+def readable(name: str | Path) -> str:
+    """A file's name as a text that can be written anywhere; bytes that are no UTF-8 are read as Latin-1."""
+    try:
+        return os.fsencode(name).decode("utf-8")
+    except UnicodeDecodeError:
+        return os.fsencode(name).decode("latin-1")
+
+
 def make_durable(path: Path) -> None:
     """Wait until what was written to a file, if it is there, would survive a loss of power."""
     if path.exists():

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -52,6 +53,14 @@ def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) 
     if not callable(found):
         raise error(f"{what} '{path}': {module_name} has no class or function '{name}'")
     return found
+
+
+def own_lines(error: BaseException) -> str:
+    """The lines of a traceback that are neither this package's nor those of anything installed."""
+    installed = [Path(root).resolve() for root in (sys.prefix, sys.base_prefix, Path(__file__).parent)]
+    frames = [(frame, Path(frame.filename).resolve()) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [f for f, path in frames if path.is_file() and not any(path.is_relative_to(root) for root in installed)]
+    return "".join(traceback.format_list(own))
 
 
 def own_code(*paths: str) -> str:

@@ -185,3 +185,17 @@ def test_a_run_whose_updates_are_all_left_out_fails(feddure, data, tmp_path):
     assert not (tmp_path / "here" / "mine" / "model.safetensors").exists()
     lines = (tmp_path / "here" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert all(len(json.loads(line)["left_out"]) == 2 for line in lines)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_an_error_in_ones_own_method_shows_its_lines_and_no_others(feddure, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(
+        "from feddure.methods.fedavg import FedAvg\n"
+        "class Broken(FedAvg):\n    def step(self, client, batch):\n        return 1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, told = feddure("run", "--preset", "demo", "--method", "broken:Broken", "--out", tmp_path / "run")
+    assert code == 1
+    assert "return 1 / 0" in told
+    assert "ZeroDivisionError" in told
+    assert "lanes.py" not in told

@@ -13,6 +13,7 @@ from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.fedavg import FedAvg
 from feddure.methods.fixmatch import FedAvgFixMatch
 from feddure.simulation import lanes
+from feddure.simulation.engine import Engine
 
 
 def federation_of(method, images, owned=None, **changes):
@@ -207,3 +208,39 @@ def test_a_mean_teacher_in_a_few_lines(images):
     assert records[-1]["diagnostics"]["weight_mean"] > 0.25
     assert 0 <= records[-1]["diagnostics"]["pseudo_accuracy"] <= 1
     assert {"loss", "loss_unlabelled"} <= records[-1]["train"].keys()
+
+
+# --- what would go on in silence -----------------------------------------------------------------------
+
+
+class Idle(FedAvg):
+    """Forgets to descend."""
+
+    def step(self, client, batch):
+        client.model(batch.labelled)
+        return {}
+
+
+def test_a_method_that_moves_nothing_is_told_so(images):
+    federation = federation_of(Idle, images)
+    with pytest.warns(FeddureWarning, match="client.descend"):
+        tiny.play_round(federation)
+    tiny.play_round(federation)  # once is enough
+
+
+class Dropping(torch.nn.Sequential):
+    def __init__(self, channels, classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(144 * channels, classes))
+
+
+def test_a_network_that_draws_random_numbers_is_told_of(images):
+    feddure.register_network("dropping", Dropping)
+    with pytest.warns(FeddureWarning, match="cannot be repeated"):
+        tiny.federation(tiny.experiment(model="dropping"), images)
+
+
+def test_a_round_that_cannot_fit_into_memory_is_refused_before_it(images, monkeypatch):
+    changes = {"labelled_batch": 2**16, "local_steps": 100, "method": "fedavg-matched"}
+    monkeypatch.setattr(Engine, "free_memory", lambda engine: 2**33)
+    with pytest.raises(ConfigError, match="labelled_batch"):
+        tiny.federation(tiny.experiment(changes), images)

@@ -111,3 +111,28 @@ def test_a_network_without_anything_to_train_is_refused(images):
     networks.register("nothing", lambda channels, classes: FirstPixels())
     with pytest.raises(ConfigError, match="no parameter that can be trained"):
         tiny.federation(tiny.experiment(model="nothing"), images)
+
+
+class OfTorchvision(nn.Module):
+    """Its argument has the name that torchvision's and timm's networks have."""
+
+    def __init__(self, num_classes=1000):
+        super().__init__()
+        self.last = nn.Linear(12, num_classes)
+
+    def forward(self, images):
+        return self.last(images.flatten(1))
+
+
+def test_a_network_with_num_classes_is_taken_as_it_is(monkeypatch):
+    monkeypatch.setitem(networks._REGISTERED, "vision", OfTorchvision)
+    made = [networks.make("vision", 3, 7, "batch", seed) for seed in (4, 4, 5)]
+    assert made[0](torch.zeros(2, 3, 2, 2)).shape == (2, 7)
+    assert torch.equal(made[0].last.weight, made[1].last.weight)
+    assert not torch.equal(made[0].last.weight, made[2].last.weight)
+
+
+def test_a_network_that_takes_neither_is_refused(monkeypatch):
+    monkeypatch.setitem(networks._REGISTERED, "odd", lambda width: nn.Linear(width, 2))
+    with pytest.raises(ConfigError, match="num_classes"):
+        networks.make("odd", 3, 7, "batch", 0)

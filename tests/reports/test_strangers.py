@@ -131,6 +131,8 @@ def test_cells_of_wrong_types_are_one_error(tmp_path):
         for wrong in ("text", [None], {"a": []}, None, [[1, "x", []]]):
             if (key, wrong) in (("experiment", {"a": []}), ("partition", "text")):
                 continue
+            if wrong is None and key.startswith("accuracy"):  # there were no test images
+                continue
             path.write_text(f"{first}\n{json.dumps(cell | {key: wrong})}\n")
             with pytest.raises(RunError, match="line 2 is damaged"):
                 store.unpack(path)

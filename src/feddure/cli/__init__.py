@@ -1,11 +1,13 @@
 """The `feddure` command: each subcommand is a few lines that call the rooms below."""
 
+import os
 import sys
 import warnings
 from typing import Annotated
 
 import typer
 
+from feddure import plugins
 from feddure.cli import (
     compare,
     config,
@@ -22,7 +24,7 @@ from feddure.cli import (
     theory,
 )
 from feddure.cli.tables import plain_console, tell_error
-from feddure.errors import FeddureError, FeddureWarning
+from feddure.errors import FeddureError, FeddureWarning, first_line
 from feddure.version import VERSION
 
 app = typer.Typer(
@@ -64,7 +66,10 @@ app.command("methods")(methods.methods)
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is one message and exit code 2, never a traceback."""
+    """Run the command; a mistake of the user's is one message and exit code 2, never a traceback.
+
+    An error inside the user's own code shows that code's lines, and with FEDDURE_TRACEBACK=1 all others too.
+    """
     console = plain_console(stderr=True)
     warnings.showwarning = lambda message, category, *_: (
         console.print("note:", str(message)) if issubclass(category, FeddureWarning) else None
@@ -74,3 +79,9 @@ def main() -> None:
     except FeddureError as error:
         tell_error(str(error))
         sys.exit(2)
+    except Exception as error:
+        lines = plugins.own_lines(error)
+        if not lines or os.environ.get("FEDDURE_TRACEBACK"):
+            raise
+        tell_error(f"in your own code\n{lines}{first_line(error)}\nFEDDURE_TRACEBACK=1 shows the lines of feddure too")
+        sys.exit(1)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddure.cli.options import AllowModules, expect_writable, make_folder_of
+from feddure.files import readable
 
 if TYPE_CHECKING:
     from feddure.serving.predict import Prediction
@@ -77,9 +78,9 @@ def predict(
 
 def _record(prediction: "Prediction", top: int) -> dict[str, Any]:
     if prediction.problem is not None:
-        return {"file": str(prediction.file), "error": prediction.problem}
+        return {"file": readable(prediction.file), "error": prediction.problem}
     best = [{"class": label, "probability": probability} for label, probability in prediction.ranking[:top]]
-    return {"file": str(prediction.file), **best[0], "top": best}
+    return {"file": readable(prediction.file), **best[0], "top": best}
 
 
 def _show(found: Sequence["Prediction"], top: int) -> None:
@@ -93,7 +94,7 @@ def _show(found: Sequence["Prediction"], top: int) -> None:
         if prediction.ranking:
             shares = [(name, f"{100 * share:.1f} %") for name, share in prediction.ranking[:top]]
             runners_up = ", ".join(" ".join(share) for share in shares[1:])
-            table.add_row(*map(Text, [str(prediction.file), *shares[0], runners_up][: len(table.columns)]))
+            table.add_row(*map(Text, [readable(prediction.file), *shares[0], runners_up][: len(table.columns)]))
     if table.row_count:
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -111,7 +112,7 @@ def _write_csv(path: Path, found: Iterable["Prediction"], classes: Sequence[str]
     for prediction in found:
         shares = dict(prediction.ranking)
         row = [prediction.label, prediction.probability, *(shares.get(name) for name in classes), prediction.problem]
-        writer.writerow([prediction.file, *row])
+        writer.writerow([readable(prediction.file), *row])
     write_whole(path, text.getvalue().encode(), DataError)
 
 
@@ -119,7 +120,7 @@ def _name_unreadable(found: Sequence["Prediction"]) -> None:
     unreadable = [prediction for prediction in found if prediction.problem is not None]
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     for prediction in unreadable:
-        console.print(f"{prediction.file}: {prediction.problem}")
+        console.print(f"{readable(prediction.file)}: {prediction.problem}")
     if unreadable:
         console.print(f"{len(unreadable)} of {len(found)} files could not be read")
         raise typer.Exit(1)

@@ -42,8 +42,13 @@ class Needs:
             )
 
     @property
+    def views(self) -> int:
+        """Views of each unlabelled image."""
+        return int(self.plain) + int(self.weak) + int(self.strong)
+
+    @property
     def unlabelled(self) -> bool:
-        return bool(self.plain or self.weak or self.strong)
+        return self.views > 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from feddure import plugins
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, first_line
 from feddure.nn.networks import ResNet8, ResNet9, SmallCNN, without_norms
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -19,11 +19,14 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 TITLES = {"resnet9": "ResNet-9", "resnet9-slim": "ResNet-9 slim", "resnet8": "ResNet-8", "cnn": "CNN"}
 """Networks as people write their names."""
 
+ARGUMENTS = (("channels", "classes"), ("in_channels", "num_classes"), ("in_chans", "num_classes"), ("num_classes",))
+"""What networks of users are called with: ours, or what torchvision and timm call the same."""
+
 _REGISTERED: dict[str, Callable[..., nn.Module]] = {}
 
 
 def register(name: str, maker: Callable[..., nn.Module]) -> None:
-    """Make `model: name` mean `maker(channels=…, classes=…)`."""
+    """Make `model: name` mean `maker(channels=…, classes=…)`, or with the names of `ARGUMENTS` that it has."""
     _REGISTERED[name] = maker
     plugins.allow(name)
 
@@ -39,5 +42,22 @@ def make(name: str, channels: int, classes: int, norm: str, seed: int) -> nn.Mod
             module = NETWORKS[name](channels, classes, norm=norm)
         else:
             maker = _REGISTERED.get(name) or plugins.find(name, "model", [*NETWORKS, *_REGISTERED], ConfigError)
-            module = maker(channels=channels, classes=classes)
+            module = _call(maker, name, channels, classes, seed)
         return without_norms(module) if norm == "none" else module
+
+
+def _call(maker: Callable[..., nn.Module], name: str, channels: int, classes: int, seed: int) -> nn.Module:
+    """A network of the user's own, by whichever of `ARGUMENTS` it takes."""
+    sizes = {"channels": channels, "in_channels": channels, "in_chans": channels}
+    sizes |= {"classes": classes, "num_classes": classes}
+    problems = []
+    for names in ARGUMENTS:
+        torch.manual_seed(seed)
+        try:
+            return maker(**{argument: sizes[argument] for argument in names})
+        except TypeError as error:
+            problems.append(error)
+    raise ConfigError(
+        f"model '{name}' cannot be made ({first_line(problems[0])}); expected a class or function with the arguments "
+        "channels and classes, or num_classes as in torchvision and timm"
+    ) from problems[0]

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
 import torch
 
 from feddure import methods
@@ -66,6 +67,12 @@ class Engine:
     def prepare(self, tasks: list[Task]) -> None:
         """Compile and capture what these tasks will need, before any clock runs."""
         self._in_memory(lambda: self.lanes.prepare(tasks))
+
+    def free_memory(self) -> int:
+        """Bytes that more tensors on the device may take."""
+        if self.device.type != "cuda":
+            return psutil.virtual_memory().available
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def release(self) -> None:
         """Give the memory of all programs and data sets back; what was compiled stays."""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from feddure import rng
@@ -56,6 +57,7 @@ class Federation:
         self.partition = partition
         self.engine = engine
         self.images = engine.images(dataset)
+        self._expect_memory([self._plan(assignment) for assignment in self.server.assignments()])
 
     @property
     def experiment(self) -> Experiment:
@@ -129,6 +131,8 @@ class Federation:
                 stacklevel=2,
             )
         used = [(task, result) for task, result in pairs if task.client not in left_out]
+        if self.round == 1:
+            self._note_standstill(used)
         for task, result in used:
             if result.memory:
                 self.server.memories[task.client] = result.memory
@@ -137,6 +141,32 @@ class Federation:
         truths = [task.batches.truth.cpu().numpy() for task, _ in used]
         diagnostics = diagnose(records, truths, len(self.dataset.classes))
         return record | ({"diagnostics": diagnostics} if diagnostics else {})
+
+    def _expect_memory(self, plans: Sequence[BatchPlan]) -> None:
+        """Refuse a round whose images, which are made together, cannot fit."""
+        views = sum(plan.steps * (plan.labelled_batch + plan.unlabelled_batch * plan.needs.views) for plan in plans)
+        needed = (
+            2 * views * math.prod(self.dataset.shape) * self.images.dtype.itemsize
+        )  # augmenting takes as much again
+        if needed > 2**30 and needed > (free := self.engine.free_memory()):
+            raise ConfigError(
+                f"a round's images would take about {needed / 2**30:,.0f} GiB, and {free / 2**30:,.1f} GiB are free: "
+                "lower labelled_batch, unlabelled_batch, local_steps or clients_per_round"
+            )
+
+    def _note_standstill(self, used: Sequence[tuple[Task, Result]]) -> None:
+        moved = [
+            not torch.equal(result.upload["theta"], task.received["theta"])
+            for task, result in used
+            if "theta" in result.upload and "theta" in task.received
+        ]
+        if moved and not any(moved):
+            warnings.warn(
+                f"method '{self.experiment.method}': no client's parameters have moved in the first round; does its "
+                "step call client.descend(loss)?",
+                FeddureWarning,
+                stacklevel=2,
+            )
 
     def _answer(self, task: Task, result: Result) -> Answer:
         upload = result.upload

@@ -4,6 +4,7 @@ Federations on one engine that differ only in seed, partition or server share a 
 code and captured graphs.
 """
 
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -121,7 +122,24 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigError(f"model '{name}' gave {found} for two images, expected logits [2, {classes}]")
+    if name not in nn.NETWORKS:
+        _note_randomness(module, name, torch.zeros(4, channels, height, width, dtype=dtype))
     return next((linear[layer] for layer, output in made.items() if output is logits), "")
+
+
+def _note_randomness(module: Module, name: str, images: torch.Tensor) -> None:
+    """Dropout and its like draw from PyTorch's own generator, and not from the experiment's seed."""
+    trial = copy.deepcopy(module).train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        images = images.normal_()
+        logits = [trial(images) for _ in range(2)]
+    if not torch.equal(*logits):
+        warnings.warn(
+            f"model '{name}' draws random numbers in training (dropout, perhaps), which the seed does not decide: a "
+            "run cannot be repeated or resumed to the same numbers",
+            FeddureWarning,
+            stacklevel=2,
+        )
 
 
 def new_module(experiment: Experiment, dataset: Dataset):

@@ -23,7 +23,7 @@ from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import write_json, write_whole
+from feddure.files import is_text, readable, write_json, write_whole
 from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint
@@ -254,6 +254,10 @@ def expect_unlocked(folder: Path) -> None:
 
 def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     """Refuse a folder that this run must not write to."""
+    if not is_text(folder.absolute()):
+        raise RunError(
+            f"{readable(folder)}: the path is not UTF-8, which TensorBoard's files need; choose another --out"
+        )
     present = read_config(folder)
     if present is None:
         if folder.exists() and not folder.is_dir():

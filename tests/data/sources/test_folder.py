@@ -1,6 +1,8 @@
 """Folders of the user's own images."""
 
+import os
 import shutil
+import sys
 import unicodedata
 import warnings
 from pathlib import Path
@@ -261,3 +263,11 @@ def test_all_mistakes_are_named_at_once(tmp_path):
 def test_a_mistake_in_the_name_is_explained(tmp_path, options, message):
     with pytest.raises(DataError, match=message):
         sources.load(f"folder:{tmp_path}{options}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_not_utf8_are_read_as_latin1(tmp_path):
+    for name in (b"caf\xe9", b"th\xe9"):
+        paint(tmp_path / "labelled" / os.fsdecode(name) / os.fsdecode(b"\xe9.png"))
+    paint(tmp_path / "unlabelled" / "1.png")
+    assert sources.load(f"folder:{tmp_path}?size=8").classes == ("café", "thé")

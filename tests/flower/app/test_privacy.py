@@ -21,6 +21,7 @@ from feddure.simulation.server import Assignment
 from feddure.tracking import records
 
 GROUP = federated.SETTINGS + " norm=group"
+CENTRAL = " server.norm_bound=null server.weight=uniform server.sampling=poisson server.dp_clip=1"
 CPU = torch.device("cpu")
 
 
@@ -108,7 +109,7 @@ def test_privacy_refuses_batch_norm_statistics(root):
     [
         ({"dp_noise": 0.5}, "without a clipping norm"),
         ({"clipping_norm": 1.0, "dp_noise": 1e-9}, "dp-noise: 1e-09 was given"),
-        ({"settings": GROUP + " server.weight=uniform server.sampling=poisson server.dp_clip=1"}, "for the simulator"),
+        ({"settings": GROUP + CENTRAL}, "for the simulator"),
     ],
 )
 def test_options_that_make_no_sense(root, given, expected):

@@ -23,6 +23,7 @@ import numpy as np
 from feddure.data.dataset import UNKNOWN, Dataset, measure
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
 from feddure.errors import DataError
+from feddure.files import readable
 
 _LITTER = {"thumbs.db", "desktop.ini", "__macosx"}
 
@@ -110,7 +111,7 @@ def name_of(folder: Path) -> str:
 
 def composed(name: str) -> str:
     """A name in the form in which names that look alike are equal (NFC): a Mac writes "ä" as "a" and a mark."""
-    return unicodedata.normalize("NFC", name)
+    return unicodedata.normalize("NFC", readable(name))
 
 
 def _parse(where: str) -> tuple[Path, Rule]:
