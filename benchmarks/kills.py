@@ -44,7 +44,7 @@ from feddure.simulation import runs
 from feddure.simulation.federation import run as simulate
 from feddure.tracking import records
 
-ROUNDS = 6, 16
+ROUNDS = 16, 16
 """Of the run whose server is killed, and of the one whose sites are: that one goes on meanwhile."""
 AT_SERVER = ("feddure", "superlink", "superexec", "serverapp", "run")
 AT_SITE = ("feddure", "supernode", "superexec", "clientapp")
@@ -173,6 +173,9 @@ class Killer:
                 break
             time.sleep(2)  # what ends with a killed process takes a moment
             self._federation.wait_for(self._goes_on, 300, "the run to go on")
+            if number % 2:  # a run that is killed before its first round is not resumed, but begun again
+                reached = self._rounds()
+                self._federation.wait_for(lambda n=reached: self._rounds() > n or self._ended(), 300, "a round")
             self._pause(random.uniform(0, 30))
             owner, kind = owners[number % len(owners)], kinds[number % len(kinds)]
             killed.append({"what": f"{owner}: {kind}", "after_round": self._rounds(), "hit": self._kill(owner, kind)})
