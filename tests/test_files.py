@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feddure.errors import RunError
-from feddure.files import write_whole
+from feddure.files import read_regular, write_whole
 
 
 def refuse(number):
@@ -15,6 +15,23 @@ def refuse(number):
         raise OSError(number, os.strerror(number))
 
     return act
+
+
+def test_links_that_somebody_laid_lead_nowhere(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    (tmp_path / f".report.html.{os.getpid()}").symlink_to(victim)
+    write_whole(tmp_path / "report.html", b"new", RunError)
+    assert victim.read_bytes() == b"mine"
+    assert (tmp_path / "report.html").read_bytes() == b"new"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_or_a_device_is_no_file_to_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(path)
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):

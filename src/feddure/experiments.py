@@ -24,7 +24,7 @@ from feddure import methods, plugins, pretrained
 from feddure.config import DIRICHLET, Experiment
 from feddure.data import partition
 from feddure.errors import ConfigError
-from feddure.files import is_text, parse_yaml, readable
+from feddure.files import is_text, parse_yaml, read_regular, readable
 
 SCHEMA = 2
 """Of fingerprints. They hash what differs from the defaults, so new fields and options change none; a *changed* default
@@ -326,7 +326,7 @@ def _parse_preset(name: str) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = parse_yaml(file.read_text(encoding="utf-8"))
+        tree = parse_yaml(read_regular(file).decode())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,7 +1,9 @@
 """Files that are there whole or not at all."""
 
+import errno
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)  # of a killed process; or a link that somebody laid, and that leads elsewhere
+        with aside.open("xb") as file:
             file.write(content)
         if durable:
             make_durable(aside)
@@ -27,6 +30,15 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
         with suppress(OSError):  # a disk that can only be read leaves nothing to remove
             aside.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a regular file; a pipe or a device, which may have no end, is an OSError."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read()
 
 
 def write_json(path: Path, content: Any, error: type[FeddureError], durable: bool = False) -> None:

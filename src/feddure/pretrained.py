@@ -1,5 +1,6 @@
 """Model files that experiments start from: safetensors alone, known by their hash; no code that a file names is run."""
 
+import errno
 import hashlib
 import json
 from functools import lru_cache
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from feddure.errors import ConfigError
+from feddure.files import read_regular
 
 MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
 """Of a run's folder: the last global model, and its average over rounds where the server keeps one."""
@@ -29,6 +31,8 @@ def identify(source: str | None) -> dict[str, str | None]:
         path /= AVERAGED_FILE if (path / AVERAGED_FILE).is_file() else MODEL_FILE
     try:
         about = path.stat()
+        if not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
         return {"init": str(path), "init_sha256": _sha256(path, about.st_mtime_ns, about.st_size)}
     except OSError as problem:
         raise _unreadable(path, problem) from None
@@ -37,7 +41,7 @@ def identify(source: str | None) -> dict[str, str | None]:
 def read(path: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file, and what feddure wrote about them, if it did; refused where its hash is another."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as problem:
         raise _unreadable(path, problem) from None
     if hashlib.sha256(content).hexdigest() != sha256:

@@ -12,6 +12,7 @@ import tiny
 from feddure import experiments
 from feddure.data.batches import cycle
 from feddure.methods.proxyfl import Tuner
+from feddure.simulation.server import Answer
 from oracle import proxyfl_twin
 from oracle.pairing import assert_same, experiment_of, federation_of, module_of, records_of, settings_of, twin_round
 
@@ -112,6 +113,20 @@ def test_clients_without_labelled_or_without_unlabelled_images():
     assert not any(result.upload["theta"].isnan().any() for result in results)
     made.finish_round(tasks, results)
     assert made.server.state["prior"].sum().item() == pytest.approx(1)
+
+
+def test_class_counts_below_zero_are_none():
+    server = tiny.federation(tiny.experiment({"method": "proxyfl", "server.norm_bound": 3.0}), tiny.dataset()).server
+    answers = [Answer(a.client, 1, server.broadcast(a), {}) for a in server.assignments()]
+    for answer in answers:
+        sent = answer.received
+        counts = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=sent["theta"].dtype)
+        answer.upload.update(theta=sent["theta"] + 0.01, statistics=sent["statistics"] + 0.01, counts=counts)
+    answers[0].upload["counts"] = torch.tensor([1e30, -1e30, 1.0, 0.0], dtype=torch.float64)
+    server.finish_round(answers)
+    prior = server.state["prior"]
+    assert (prior >= 0).all()
+    assert prior.sum() == pytest.approx(1)
 
 
 def test_one_client_alone_and_no_tuning():

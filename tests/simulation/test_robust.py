@@ -117,6 +117,14 @@ def test_a_defence_saves_what_an_attack_ruins(images, honest, kind, defence):
         assert all(set(line["suspicious"]) == {str(c) for c in federation._hostile} for line in lines)
 
 
+def test_class_counts_are_bounded_as_well_and_name_nobody():
+    received = [{"theta": torch.zeros(3)} for _ in range(3)]
+    uploads = [{"theta": torch.ones(3), "counts": torch.tensor([size, 0.0, 0.0])} for size in (10.0, 10.0, 1e30)]
+    bounded, excess = robust.bound_norms(received, uploads, 3.0)
+    assert [upload["counts"][0].item() for upload in bounded] == pytest.approx([10.0, 10.0, 30.0])
+    assert excess == {}
+
+
 def test_a_lie_about_counts_moves_weights_alone(images):
     _, _, federation = learn(images, rounds=1, attack__kind="lie-about-counts", attack__factor=1000.0)
     server = federation.server

@@ -18,6 +18,7 @@ from feddure.errors import ConfigError, DataError, RunError
 from feddure.reports.frame import of_runs
 from feddure.reports.run_report import render
 from feddure.serving.load import read_network
+from feddure.simulation import runs
 from feddure.tracking import records
 from feddure.tracking.summary import summarise
 from folders import LONG, contents, disk_is_full, execute, visible
@@ -224,3 +225,13 @@ def test_a_repeated_run_has_the_same_validation_images(tmp_path):
     assert contents(whole.folder) == contents(stopped.folder)
     with pytest.raises(RunError, match=r"validation: 0\.25 there, 0\.5 given"):
         execute(tmp_path / "again", resume=True, validation=0.5, **LONG)
+
+
+def test_a_lock_that_is_a_link_is_not_taken(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / runs.LOCK_FILE).symlink_to(victim)
+    with pytest.raises(RunError, match="a link, which no run makes"):
+        runs.expect_unlocked(tmp_path / "run")
+    assert victim.read_text() == "mine"

@@ -8,6 +8,7 @@ import torch
 import tiny
 from feddure.methods.base import weighted_mean
 from feddure.simulation import server
+from feddure.simulation.server import Answer
 
 
 def rounds_of(experiment, images):
@@ -146,6 +147,31 @@ def answers_of(federation):
         server.Answer(task.client, task.steps, task.received, result.upload)
         for task, result in zip(tasks, federation.engine.run(tasks), strict=True)
     ]
+
+
+def test_a_variance_below_zero_is_left_out_however_short_the_update(images):
+    server = tiny.federation(tiny.experiment({"server.norm_bound": 3.0}), images).server
+    assignments = server.assignments()
+    answers = [Answer(a.client, 1, server.broadcast(a), dict(server.broadcast(a))) for a in assignments]
+    variances = torch.nonzero(server.program.network.variances).flatten()
+    assert len(variances)
+    for answer in answers:
+        answer.upload["theta"] = answer.upload["theta"] + 0.01
+        answer.upload["statistics"] = answer.upload["statistics"] + 1.0
+    answers[0].upload["statistics"][variances[0]] = -0.5
+    record, problems = server.finish_round(answers)
+    assert problems == {answers[0].client: "a batch-norm variance is below zero"}
+    assert (server.state["statistics"][variances] > 0).all()
+    assert "suspicious" not in record
+
+
+def test_of_two_updates_neither_site_is_called_hostile_alone(images):
+    server = tiny.federation(tiny.experiment({"server.norm_bound": 3.0, "clients_per_round": 2}), images).server
+    answers = [Answer(a.client, 1, server.broadcast(a), dict(server.broadcast(a))) for a in server.assignments()]
+    answers[1].upload["theta"] = answers[1].upload["theta"] + 0.1  # honest; the other sends back what it received
+    record, _ = server.finish_round(answers)
+    assert record["suspicious"].keys() == {str(answer.client) for answer in answers}
+    assert len(set(record["suspicious"].values())) == 1
 
 
 @pytest.mark.parametrize("guilty", [1, 3])

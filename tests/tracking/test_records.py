@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from feddure import experiments
 from feddure.errors import RunError
 from feddure.experiments import load
+from feddure.tracking import records
 from feddure.tracking.records import Recorder, Writer, read, read_run, truncate
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -162,3 +163,13 @@ def test_what_is_no_run_folder_is_refused_with_the_reason(tmp_path, given, match
     (make_run(tmp_path / "wrong") / "config.yaml").write_text("rounds: many\n")
     with pytest.raises(RunError, match=match):
         read_run(tmp_path / given)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", [records.TIMING, records.ENVIRONMENT, records.PARTITION, records.FEDERATION])
+def test_a_pipe_in_a_strangers_folder_is_an_error_and_no_wait(tmp_path, name):
+    (tmp_path / records.CONFIG).write_text("rounds: 1\n")
+    (tmp_path / records.METRICS).write_text('{"round": 1}\n')
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RunError, match="not a regular file"):
+        read_run(tmp_path)

@@ -20,7 +20,7 @@ from feddure import config, rng
 from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.errors import ConfigError, DataError
-from feddure.files import write_whole
+from feddure.files import read_regular, write_whole
 
 _FORMAT = 1
 _SEAL = 64  # bytes of the hash that ends a file
@@ -74,7 +74,7 @@ class Partition:
         """Read an artefact back, checked byte for byte and against the data set it belongs to."""
         path = Path(path)
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError as error:
             raise DataError(f"{path}: the partition cannot be read ({error.strerror})") from None
         partition = _unpack(path, content)

@@ -130,7 +130,7 @@ class ProxyFL(Method):
         round_number: int,
     ) -> State:
         made = weighted_mean([{name: upload[name] for name in ("theta", "statistics")} for upload in uploads], weights)
-        counts = torch.stack([upload["counts"] for upload in uploads]).sum(0)
+        counts = torch.stack([upload["counts"] for upload in uploads]).clamp(min=0).sum(0)
         share = torch.where(counts.sum() > 0, counts / counts.sum().clamp_min(1), server["prior"])
         prior = self.options.momentum * server["prior"] + (1 - self.options.momentum) * share
         rows, *uploaded = (self._rows(tensors["theta"]) for tensors in (made, *uploads))

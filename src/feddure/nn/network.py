@@ -129,6 +129,14 @@ class Network:
             entry.view(found).fill_(entry.name not in self._normalisation)
         return found
 
+    @cached_property
+    def variances(self) -> Tensor:
+        """True where a flat vector of statistics holds a variance, which is never below zero."""
+        found = torch.zeros(self.statistics.size, dtype=torch.bool, device=self.device)
+        for entry in self.statistics.entries:
+            entry.view(found).fill_(entry.name.rpartition(".")[2] == "running_var")
+        return found
+
     def rows(self, named: Mapping[str, Tensor]) -> Tensor:
         """The classifier's rows [classes, features] among tensors by name."""
         return named[f"{expect_classifier(self.classifier)}.weight"]

@@ -26,18 +26,23 @@ def bound_norms(
 ) -> tuple[list[State], dict[int, float]]:
     """Updates, tensor by tensor, no longer than `bound` times the round's median; and how long the others were.
 
-    The lower median, so that of two clients the one with the shorter update is believed.
+    The lower median, so that of two clients the one with the shorter update is believed. A tensor that no client
+    received, such as class counts, counts from zero; a large honest client has a long one, and is not named for it.
     """
     bounded, excess = [dict(upload) for upload in uploads], dict[int, float]()
     for name in uploads[0]:
-        if not all(name in sent for sent in received):
-            continue  # no update of a tensor, so it has no length
-        changes = [upload[name].double() - sent[name].double() for upload, sent in zip(uploads, received, strict=True)]
+        known = all(name in sent for sent in received)
+        before = [
+            sent[name].double() if known else 0 * upload[name].double()
+            for sent, upload in zip(received, uploads, strict=True)
+        ]
+        changes = [upload[name].double() - start for upload, start in zip(uploads, before, strict=True)]
         lengths = torch.stack([change.norm() for change in changes])
         median = lengths.median()
         for place in torch.nonzero(lengths > bound * median).flatten().tolist():
-            excess[place] = max(excess.get(place, 0.0), float(lengths[place] / median))
-            shorter = received[place][name].double() + changes[place] * (bound * median / lengths[place])
+            if known:
+                excess[place] = max(excess.get(place, 0.0), float(lengths[place] / median))
+            shorter = before[place] + changes[place] * (bound * median / lengths[place])
             bounded[place][name] = shorter.to(uploads[place][name].dtype)
     return bounded, excess
 

@@ -223,6 +223,8 @@ def stopping() -> Iterator[Stop]:
 def lock(folder: Path) -> Iterator[None]:
     """While this holds no other process works on the folder; the lock ends with the process, however that ends."""
     path = folder / LOCK_FILE
+    if path.is_symlink():  # whoever takes the lock empties the file
+        raise RunError(f"{path}: a link, which no run makes; remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = FileLock(path)

@@ -149,7 +149,9 @@ class Server:
     def finish_round(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
         self.round += 1
-        problems = {answer.client: problem for answer in answers if (problem := answer.problem or _problem(answer))}
+        problems = {
+            answer.client: problem for answer in answers if (problem := answer.problem or self._problem(answer))
+        }
         communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
         used, suspicious = self._defend(used)
@@ -260,6 +262,15 @@ class Server:
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
         return (state, moments) if _all_finite([*new, *moments.values()]) else None
 
+    def _problem(self, answer: Answer) -> str:
+        """Why an update must not be used, or nothing."""
+        if not _all_finite(answer.upload.values()):
+            return "the update is not finite"
+        statistics, variances = answer.upload.get("statistics"), self.program.network.variances
+        if statistics is not None and statistics.shape == variances.shape and bool((statistics[variances] < 0).any()):
+            return "a batch-norm variance is below zero"  # its root would make the model's every output not a number
+        return ""
+
     def weights(self, clients: Sequence[int]) -> list[float]:
         """How much each of these clients counts in the mean of their updates."""
         return capped([self._weight(client) for client in clients], self.experiment.server.weight_cap)
@@ -273,6 +284,9 @@ class Server:
             answers = [replace(answer, upload=upload) for answer, upload in zip(answers, bounded, strict=True)]
             for place, times in excess.items():
                 suspicious[answers[place].client] = f"its update was {times:.3g} times as long as the round's median"
+                if len(answers) == 2:  # the shorter one is believed, but may be the hostile one that stops the other
+                    doubt = f"one of two updates was {times:.3g} times as long as the other: either may be hostile"
+                    suspicious |= dict.fromkeys((answer.client for answer in answers), doubt)
         kept = robust.select(options, [answer.upload for answer in answers]) if answers else []
         for place in set(range(len(answers))) - set(kept) if options.robust == "multi-krum" else ():
             suspicious.setdefault(answers[place].client, "its update is far from the others")
@@ -384,10 +398,6 @@ def _expect_squares(dataset: Dataset) -> None:
             f"data set '{dataset.name}': images are {height} × {width} pixels, expected squares of "
             f"{PADDING + 1} × {PADDING + 1} or more"
         )
-
-
-def _problem(answer: Answer) -> str:
-    return "" if _all_finite(answer.upload.values()) else "the update is not finite"
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -20,7 +20,7 @@ from feddure import plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import parse_yaml, write_whole
+from feddure.files import parse_yaml, read_regular, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
@@ -80,7 +80,7 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan of a comparison's folder, or None where there is none yet."""
     path = folder / PLAN_FILE
     try:
-        tree = parse_yaml(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(read_regular(path).decode())
         return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -18,7 +18,7 @@ from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
-from feddure.files import parse_yaml, write_whole
+from feddure.files import parse_yaml, read_regular, write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store, make_folder
 
@@ -276,7 +276,7 @@ def _value(found: Changes, key: str) -> Any:
 
 def _read(file: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file).decode()
         tree = parse_yaml(text, _Loader)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None

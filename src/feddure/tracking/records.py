@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_whole
+from feddure.files import read_regular, write_whole
 from feddure.tracking import schema
 from feddure.tracking.observer import Observer
 
@@ -56,7 +56,7 @@ class Writer:
     """Appends records to a file, one line each; records after `last_round` and a torn line are dropped first."""
 
     def __init__(self, path: Path, last_round: float = math.inf):
-        if path.exists():
+        if path.exists() or path.is_symlink():  # it is replaced, so that no link is followed
             truncate(path, last_round)
         try:
             self._file = path.open("a", encoding="utf-8", newline="\n")
@@ -169,7 +169,7 @@ def _check_folder(folder: Path) -> None:
 def _parse(path: Path) -> list[tuple[Record, bytes]]:
     """Each record with its line; the last line may be torn, any other must be whole."""
     try:
-        lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+        lines = read_regular(path).rstrip(b"\n").split(b"\n")
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from None
     parsed = []
@@ -196,7 +196,7 @@ def _parse_line(line: bytes) -> Record | None:
 def _read_json(path: Path, model: type) -> Record:
     """A JSON object, or an empty one where the file does not exist."""
     try:
-        tree = schema.parse(path.read_bytes())
+        tree = schema.parse(read_regular(path))
     except FileNotFoundError:
         return {}
     except OSError as error:

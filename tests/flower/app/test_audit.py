@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
 
 import federated
 from feddure.flower.app import audit
@@ -28,6 +29,17 @@ def test_an_untouched_log_is_whole(log):
     found = audit.read(log)
     assert (numbers(found), found.problem, found.torn) == ([0, 1, 2, 3, 4], "", False)
     assert log.stat().st_mode & 0o077 == 0
+
+
+def test_a_message_of_an_insider_does_not_break_the_chain(tmp_path):
+    shapeless = Array(dtype="float32", shape=(0,) * 500_000, stype="numpy.ndarray", data=b"")
+    found = audit.describe_arrays(RecordDict({"parameters": ArrayRecord({"theta": shapeless})}))
+    assert len(json.dumps(found)) < 1000
+    log = AuditLog(tmp_path)
+    log.write("first")
+    log.write("long", text="x" * 3_000_000)  # whatever else should ever be long
+    log.write("last")
+    assert audit.read(tmp_path / audit.FILE).problem == ""
 
 
 def change(lines):

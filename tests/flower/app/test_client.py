@@ -46,6 +46,22 @@ def answer(reply):
     return dict(reply.content.config_records[ANSWER])
 
 
+@pytest.mark.parametrize("broken", ["audit.jsonl", "privacy.jsonl"])
+def test_an_accident_outside_the_training_tells_no_path(root, federation, broken):
+    nodes = federated.grid(root, **{"dp-noise": 4.0, "clipping-norm": 1.0} if broken == "privacy.jsonl" else {})
+    (root / "state" / "north" / broken).mkdir(parents=True)
+    told = str(answer(train(nodes, 11, federation)))
+    assert "problem" in told
+    assert str(root) not in told
+
+
+def test_a_message_without_a_task_is_answered_without_the_details(root, federation):
+    nodes = federated.grid(root)
+    (number,) = nodes.push_messages([Message(RecordDict(), 11, messages.TRAIN)])
+    (reply,) = nodes.pull_messages([number])
+    assert answer(reply)["problem"] == "KeyError at the site; its log has the details"
+
+
 @pytest.mark.parametrize(
     "method",
     [

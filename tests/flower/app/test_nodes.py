@@ -1,5 +1,7 @@
 """Who is connected, round after round."""
 
+import threading
+
 import pytest
 
 import federated
@@ -31,6 +33,41 @@ def test_every_node_is_asked_once(root):
         found.update()
     assert asked(nodes) == [11, 12, 13]
     assert {client: site.name for client, site in found.by_client.items()} == dict(enumerate(federated.SITES))
+
+
+def test_an_answer_that_cannot_be_put_together_is_that_sites_problem_alone(root, monkeypatch, capsys):
+    nodes, whole = federated.grid(root), federated.OneProcess.pull_messages
+
+    def pull(self, numbers):
+        numbers = list(numbers)
+        if any(self._replies[number].metadata.src_node_id == 12 for number in numbers if number in self._replies):
+            raise KeyError("arraychunk_ids")
+        return whole(self, numbers)
+
+    monkeypatch.setattr(federated.OneProcess, "pull_messages", pull)
+    found = make(nodes)
+    found.update()
+    assert sorted(found.by_client) == [0, 2]
+    assert "cannot be put together (KeyError" in capsys.readouterr().out
+
+
+def test_an_answer_whose_arrays_do_not_come_keeps_no_other_waiting(root, monkeypatch):
+    monkeypatch.setattr(connected, "_FETCH_SECONDS", 0.2)
+    nodes, whole, ended = federated.grid(root), federated.OneProcess.pull_messages, threading.Event()
+
+    def pull(self, numbers):
+        numbers = list(numbers)
+        if any(self._replies[number].metadata.src_node_id == 12 for number in numbers if number in self._replies):
+            ended.wait(60)
+        return whole(self, numbers)
+
+    monkeypatch.setattr(federated.OneProcess, "pull_messages", pull)
+    found = make(nodes)
+    try:
+        found.update()
+        assert sorted(found.by_client) == [0, 2]
+    finally:
+        ended.set()
 
 
 def test_a_node_that_was_started_again_is_asked_again(root):

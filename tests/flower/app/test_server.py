@@ -548,6 +548,15 @@ def test_sites_validate_the_model_they_received_on_the_simulators_images(root, t
     assert (best.accuracy_best is not None) == tests
 
 
+def test_a_site_does_not_decide_the_mean_of_validation_by_its_word(root):
+    nodes = federated.grid(root)
+    nodes.changes[11] = answer_fields(validation__accuracy=1.0, validation__images=10**8)
+    nodes.changes[12] = answer_fields(validation__accuracy=0.0, validation__images=10)
+    nodes.changes[13] = answer_fields(validation__accuracy=0.0, validation__images=10)
+    federated.federate(root, nodes, method="fedavg", settings=ALL)
+    assert written(root)[1]["validation"]["accuracy"] == pytest.approx(3 / 5)
+
+
 def test_odd_validation_reports_do_not_count(root):
     nodes = federated.grid(root)
     nodes.changes[11] = answer_fields(validation__accuracy=7.0)

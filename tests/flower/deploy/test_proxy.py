@@ -10,6 +10,10 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from feddure.errors import RunError
@@ -283,6 +287,21 @@ class TestKeys:
 
     def test_a_site_passes(self, authenticated, made):
         assert authenticated.ask("POST", "/v1/fleet/activate-node", b"x", self.headers(made)).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("source", "answers", "status"),
+        [(7, "a question", 200), (8, "a question", 422), (1, "", 422), (7, "", 422)],
+        ids=["its own answer", "of another site", "an order of the server", "no answer"],
+    )
+    def test_a_site_speaks_for_itself_and_when_it_is_asked(self, authenticated, made, source, answers, status):
+        authenticated.superlink.requests.clear()
+        about = Metadata(src_node_id=source, dst_node_id=12, reply_to_message_id=answers, message_type="train")
+        content = PushMessagesRequest(node=Node(node_id=7), messages_list=[ProtoMessage(metadata=about)])
+        path = "/v1/fleet/push-messages"
+        answer = authenticated.ask("POST", path, content.SerializeToString(), self.headers(made))
+        assert answer.status_code == status
+        assert [request[1] for request in authenticated.superlink.requests] == [path] * (status == 200)
+        assert authenticated.ask("POST", path, b"\xff\xff", self.headers(made)).status_code == 400
 
     def test_strangers_are_turned_away_before_their_body_is_read(self, authenticated, made):
         authenticated.superlink.requests.clear()

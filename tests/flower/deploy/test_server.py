@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from feddure.errors import RunError
+from feddure.flower.app import audit
+from feddure.flower.app.audit import AuditLog
 from feddure.flower.deploy import certificates, server
 from feddure.flower.deploy.certificates import CertificateError
 from feddure.flower.deploy.layout import ServerFolder, Settings, read_settings, write_settings
@@ -55,6 +57,17 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
         "north sends more than a round's update has; what is too much is refused (413)",
         "10.0.0.9 holds many connections and asks for nothing; the oldest are closed",
     ]
+
+
+def test_a_site_that_comes_and_goes_does_not_fill_the_audit_log(tmp_path):
+    shown = []
+    visits = server.RequestLog({b"a key": "north"}, shown.append, AuditLog(tmp_path))
+    for _ in range(200):
+        visits(Request("activate-node", b"a key", "10.0.0.1", 200))
+        visits(Request("deactivate-node", b"a key", "10.0.0.1", 200))
+    entries = audit.read(tmp_path / audit.FILE).entries
+    assert len(shown) == len(entries) == 21
+    assert entries[-1]["kind"] == "restless"
 
 
 def test_strangers_from_everywhere_do_not_fill_the_memory():

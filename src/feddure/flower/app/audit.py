@@ -8,7 +8,7 @@ that was being written at a kill is left as it is, and the next one vouches for 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,8 @@ FILE = "audit.jsonl"
 _START = "0" * 64
 _TORN = "a line was torn"
 _TAIL_BYTES = 1 << 20
-"""Of a file's end: far more than an entry has."""
+"""Of a file's end, at first: more than an entry has; of a longer one, more is read."""
+_MOST_DIMENSIONS = 8
 
 
 class AuditLog:
@@ -99,10 +100,15 @@ def describe_arrays(content: RecordDict) -> dict[str, Any]:
         found.update(f"{name} {len(array.data)}\n".encode())
         found.update(array.data)
     return {
-        "arrays": {name[:100]: list(array.shape) for name, array in list(arrays.items())[:100]},
+        "arrays": {name[:100]: _shape(array.shape) for name, array in list(arrays.items())[:100]},
         "bytes": sum(len(array.data) for array in arrays.values()),
         "sha256": found.hexdigest(),
     }
+
+
+def _shape(shape: Sequence[Any]) -> list[Any]:
+    """What an array says of its shape, which a sender may make anything, of any length."""
+    return [size if type(size) is int and abs(size) < 2**63 else None for size in shape[:_MOST_DIMENSIONS]]
 
 
 def _line(event: str, before: str, facts: Mapping[str, Any]) -> bytes:
@@ -121,13 +127,19 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _end(descriptor: int) -> tuple[str, bytes, bool]:
     """The hash of a file's last entry, what was torn after it, and whether the file ends with a whole line."""
     size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
-    *lines, rest = tail.split(b"\n")
-    lines += [rest] if rest else []
-    torn: list[bytes] = []
-    while lines and _parse(lines[-1]) is None:
-        torn.insert(0, lines.pop())
-    return _hash(lines[-1]) if lines else _START, b"\n".join(torn), not rest
+    wanted = _TAIL_BYTES
+    while True:
+        start = max(size - wanted, 0)
+        *lines, rest = os.pread(descriptor, size - start, start).split(b"\n")
+        lines += [rest] if rest else []
+        torn: list[bytes] = []
+        while len(lines) > bool(start) and _parse(lines[-1]) is None:  # the first may be the end of a line
+            torn.insert(0, lines.pop())
+        if len(lines) > bool(start):
+            return _hash(lines[-1]), b"\n".join(torn), not rest
+        if not start:
+            return _START, b"\n".join(torn), not rest
+        wanted *= 4
 
 
 def _hash(line: bytes) -> str:

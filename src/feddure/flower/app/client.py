@@ -222,7 +222,11 @@ def introduce(message: Message, context: Context) -> Message:
 
 def keep_record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """A mod around all others: the site's audit log has what came and what leaves, as it leaves."""
-    reply = call_next(message, context)
+    reply = _explained(message, context, lambda: call_next(message, context))
+    return _explained(message, context, lambda: _kept(message, context, reply))
+
+
+def _kept(message: Message, context: Context, reply: Message) -> Message:
     state = context.node_config.get("state")
     if state:
         task: Mapping[str, Any] = message.content.config_records.get(TASK) or {}
@@ -322,8 +326,13 @@ def _worker(experiment: str, device: str) -> Worker:
 
 def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
     """What the work makes, or the problem that it met: the server then knows why, and goes on without this site."""
+    return _explained(message, context, lambda: Message(work(), reply_to=message))
+
+
+def _explained(message: Message, context: Context, work: Callable[[], Message]) -> Message:
+    """The message that the work makes; of an error that nobody foresaw Flower would tell the server all, with paths."""
     try:
-        return Message(work(), reply_to=message)
+        return work()
     except FeddureError as error:
         problem = public_text(error)
         log(f"problem: {error}")

@@ -8,7 +8,7 @@ from feddure.files import write_json
 from feddure.flower.app.messages import Shapes
 
 FILE = "upload.json"
-_METADATA_BYTES = 256 << 10
+METADATA_BYTES = 256 << 10
 _PART_BYTES = 5 << 20
 """Flower sends arrays in parts of this size, and a part again where a connection was lost."""
 
@@ -16,7 +16,7 @@ _PART_BYTES = 5 << 20
 def upload_bytes(shapes: Shapes) -> int:
     """The most bytes that an answer with these arrays may take: the arrays, and some of them a second time."""
     exact = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
-    return exact + 2 * min(exact, _PART_BYTES) + _METADATA_BYTES
+    return exact + 2 * min(exact, _PART_BYTES) + METADATA_BYTES
 
 
 def tell_proxy(folder: Path, run_name: str, round_number: int, limit: int) -> None:

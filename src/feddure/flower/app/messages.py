@@ -31,6 +31,7 @@ PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answ
 QUERY, TRAIN = "query", "train"
 MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "loss_proxy", "weight", "d", "reach"})
 """Means over a round's steps that the package's own methods report."""
+_MOST_ARRAYS = 1000
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -91,6 +92,12 @@ def to_arrays(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
 def to_tensors(record: Mapping[str, Array]) -> State:
     """An array record as tensors."""
     return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
+
+
+def count_problem(content: RecordDict) -> str:
+    """Whether a message holds more arrays than any method sends: one name costs little, and may repeat an array."""
+    records, arrays = len(content), sum(map(len, content.array_records.values()))
+    return f"sent {arrays:,} arrays in {records:,} records" if max(records, arrays) > _MOST_ARRAYS else ""
 
 
 def array_bytes(content: RecordDict) -> int:

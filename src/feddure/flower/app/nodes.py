@@ -3,12 +3,15 @@
 Every node is asked who it is, and again when it restarts or was refused a while ago.
 """
 
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+import httpx
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
@@ -21,6 +24,7 @@ from feddure.simulation.server import ImageCounts
 from feddure.version import VERSION
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_FETCH_SECONDS = 1.0  # that answers which are there are waited for; one that takes longer comes with a later look
 _UPDATE_SECONDS = 0.5
 _REMIND_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 60.0
@@ -35,11 +39,16 @@ _MEANINGS = {
 
 
 class PendingMessages:
-    """Messages under way, each under a name of the caller's choice."""
+    """Messages under way, each under a name of the caller's choice.
+
+    Each answer is fetched by itself, in a thread: one that cannot be put together, or whose arrays do not come, is no
+    reason to wait with the others or to lose them.
+    """
 
     def __init__(self, grid: Grid):
         self._grid = grid
         self._waiting: dict[str, tuple[int, float]] = {}  # message id → name, deadline
+        self._fetching: dict[str, Future[list[Message]]] = {}
 
     def send(self, contents: Mapping[int, tuple[int, RecordDict]], kind: str, timeout: float) -> list[int]:
         """Send to nodes: name → (node, content); returns the names that could not be sent."""
@@ -60,11 +69,16 @@ class PendingMessages:
     def collect(self) -> dict[int, Message | None]:
         """The answers that have come since, and None for those whose time is up."""
         found: dict[int, Message | None] = {}
-        if self._waiting:
-            for reply in self._grid.pull_messages(list(self._waiting)):
-                waiting = self._waiting.pop(reply.metadata.reply_to_message_id, None)
-                if waiting is not None:
-                    found[waiting[0]] = reply
+        for number in [number for number in self._waiting if number not in self._fetching]:
+            self._fetching[number] = self._fetch(number)
+        wait(self._fetching.values(), timeout=_FETCH_SECONDS)
+        for number, fetching in list(self._fetching.items()):
+            if number not in self._waiting:
+                del self._fetching[number]
+            elif fetching.done():
+                del self._fetching[number]
+                for reply in fetching.result():
+                    found[self._waiting.pop(number)[0]] = reply
         for number, (name, deadline) in list(self._waiting.items()):
             if time.monotonic() > deadline:
                 del self._waiting[number]
@@ -82,8 +96,30 @@ class PendingMessages:
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
         return found
 
+    def _fetch(self, number: str) -> "Future[list[Message]]":
+        """The answer to one message, if there is one yet."""
+        fetched: Future[list[Message]] = Future()
+
+        def fetch() -> None:
+            try:
+                fetched.set_result(list(self._grid.pull_messages([number]))[:1])
+            except (httpx.HTTPError, OSError) as problem:  # it is the SuperLink that does not answer
+                fetched.set_exception(problem)
+            except Exception as problem:  # whatever a site sends must not end the run
+                reason = f"a message that cannot be put together ({type(problem).__name__}: {one_line(problem, 80)})"
+                fetched.set_result([_error(reason)])
+
+        threading.Thread(target=fetch, name="fetch", daemon=True).start()  # one that still waits ends with the process
+        return fetched
+
     def __contains__(self, name: int) -> bool:
         return any(name == other for other, _ in self._waiting.values())
+
+
+def _error(reason: str) -> Message:
+    """In place of a site's answer."""
+    question = Message(RecordDict(), dst_node_id=1, message_type=QUERY)
+    return Message(Error(code=ErrorCode.UNKNOWN, reason=reason), reply_to=question)
 
 
 def read_reply(reply: Message | None) -> tuple[dict, str]:

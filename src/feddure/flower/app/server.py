@@ -22,7 +22,7 @@ from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
-from feddure.flower.app import limits, messages, run_config, site_data
+from feddure.flower.app import inflation, limits, messages, run_config, site_data
 from feddure.flower.app.approval import run_hash
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.ledger import epsilon_of
@@ -37,7 +37,7 @@ from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint, runs
 from feddure.simulation.dp import DELTA
 from feddure.simulation.engine import Engine
-from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, resolve_unlabelled_batch
+from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, capped, resolve_unlabelled_batch
 from feddure.tracking import records
 from feddure.tracking.tensorboard import TensorBoard
 
@@ -63,6 +63,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
+    inflation.guard()
+    inflation.wait_at_most(options.timeout_seconds)
     options = run_config.as_resumed(options)
     folder = options.folder
     runs.expect_unlocked(folder)
@@ -135,6 +137,7 @@ class Rounds:
         self._head = ""  # hash of the last entry
         self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
         self._most_bytes = limits.upload_bytes(self._shapes)
+        inflation.allow(self._most_bytes)
         self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
         self._left_out: dict[int, str] = {}  # client → the reason that it has not been told yet
@@ -188,7 +191,7 @@ class Rounds:
         means = [(answer.steps, reports[answer.client]) for answer in used]
         record["train"] = _combine(means, messages.accepts_mean(server.method))
         record["federation"] = self._describe(assignments, reports, traffic, problems)
-        record |= _validation(server.round, means)
+        record |= _validation(server.round, means, server.experiment.server.weight_cap)
         if self._options.protection.noise:  # of a site that took part in all rounds
             spent = epsilon_of({self._options.protection.noise: server.round}, DELTA)
             record["privacy"] = {"epsilon": spent, "delta": DELTA}
@@ -288,7 +291,7 @@ class Rounds:
             else:
                 reply = replies.get(client)
                 reports[client], upload, problem = self._read(assignment, reply)
-                if reply is not None and reply.has_content():
+                if reply is not None and reply.has_content() and not messages.count_problem(reply.content):
                     traffic[client]["up"] = messages.array_bytes(reply.content)
                     self._exchanged[client]["received"] = describe_arrays(reply.content)
             sent = received[client] if client in contents else {}
@@ -318,6 +321,8 @@ class Rounds:
             return report, {}, problem
         if (report.get("client"), report.get("round")) != (assignment.client, assignment.round):
             return report, {}, "answered for another client or round"
+        if problem := messages.count_problem(reply.content):
+            return report, {}, problem
         size = messages.array_bytes(reply.content)
         if size > self._most_bytes:
             return report, {}, f"sent {size:,} bytes of arrays, expected at most {self._most_bytes:,}"
@@ -480,8 +485,13 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
     return found
 
 
-def _validation(round_number: int, reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The accuracy of the model that sites received, the last round's, on all images that they set aside."""
+def _validation(
+    round_number: int, reports: Sequence[tuple[int, Mapping[str, Any]]], cap: float | None = None
+) -> dict[str, Any]:
+    """The accuracy of the model that sites received, the last round's, on all images that they set aside.
+
+    As in the mean of updates, no site weighs more than `cap` times the median one: its number is its own word.
+    """
     found = []
     for _, report in reports:
         accuracy, images = (_number(report.get(f"validation.{name}")) for name in ("accuracy", "images"))
@@ -490,7 +500,8 @@ def _validation(round_number: int, reports: Sequence[tuple[int, Mapping[str, Any
     total = sum(images for _, images in found)
     if not total or round_number == 1:  # the first model has learned nothing
         return {}
-    accuracy = sum(accuracy * images for accuracy, images in found) / total
+    weights = capped([images for _, images in found], cap)
+    accuracy = sum(one * weight for (one, _), weight in zip(found, weights, strict=True)) / sum(weights)
     return {"validation": {"accuracy": accuracy, "images": total, "round": round_number - 1}}
 
 

@@ -23,7 +23,9 @@ from typing import Any
 import httpx
 import uvicorn
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from google.protobuf.message import DecodeError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feddure.errors import RunError
@@ -36,8 +38,11 @@ _OF_ONE_CONNECTION = frozenset(
 )
 _START_SECONDS = 20.0
 _HEAD_BYTES = 64 << 10
-_PARTS = frozenset(("push-messages", "push-object"))
-"""Requests that carry messages of sites."""
+_ANSWERS, _OBJECTS = "push-messages", "push-object"
+_PARTS = frozenset((_ANSWERS, _OBJECTS))
+"""Requests that carry messages of sites: what they are made of, and then its parts."""
+NOT_ITS_OWN = 422
+"""The answer to a site that speaks for another; the SuperLink has other reasons for 403."""
 _BODY_PAUSE_SECONDS = 60.0
 _HEAD_SECONDS = 30.0
 Charge = Callable[[int], bool]
@@ -112,7 +117,7 @@ class FleetProxy:
         else:
             if self._listener is not None and scope.get("client"):
                 self._listener.recognise(tuple(scope["client"]), key or scope["client"][0].encode())
-            status = await self._pass_on(scope, receive, send, self._charge(action, key))
+            status = await self._pass_on(scope, receive, send, self._charge(action, key), action == _ANSWERS)
         address = scope["client"][0] if scope.get("client") else "?"
         self._observe(Request(action, key, address, status))
 
@@ -122,7 +127,7 @@ class FleetProxy:
 
     def _charge(self, action: str, key: bytes) -> Charge:
         """Whether a request may have so many bytes more."""
-        left = PART_BYTES if action in _PARTS else SMALL_BYTES
+        left = PART_BYTES if action == _OBJECTS else SMALL_BYTES
 
         def charge(size: int) -> bool:
             nonlocal left
@@ -131,12 +136,21 @@ class FleetProxy:
 
         return charge
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, charge: Charge) -> int:
+    async def _pass_on(
+        self, scope: Scope, receive: Receive, send: Send, charge: Charge, look_at_answers: bool = False
+    ) -> int:
         length = _first(scope["headers"]).get(b"content-length", b"")
         if length.isdigit() and not charge(int(length)):
             await _answer(send, 413)  # before any of it is read
             return 413
-        body = _body(receive, (lambda size: True) if length.isdigit() else charge)
+        allowed: Charge = (lambda size: True) if length.isdigit() else charge
+        body: AsyncIterator[bytes] | bytes = _body(receive, allowed)
+        if look_at_answers and self._keys is not None:
+            try:
+                body = await _own_answers(_body(receive, allowed))
+            except BodyError as error:
+                await _answer(send, error.status)
+                return error.status
         request = self._client.build_request(
             "POST", scope["raw_path"].decode(), headers=_end_to_end(scope["headers"]), content=body
         )
@@ -305,6 +319,23 @@ async def _body(receive: Receive, charge: Charge) -> AsyncIterator[bytes]:
         yield chunk
         if not message.get("more_body", False):
             return
+
+
+async def _own_answers(body: AsyncIterator[bytes]) -> bytes:
+    """A request with messages, where each answers something and is of the node that sends it.
+
+    The SuperLink looks at who sends the request, not at what the messages in it say: a message that answers nothing it
+    would hand to another site, as the server's own.
+    """
+    content = b"".join([chunk async for chunk in body])
+    try:
+        request = PushMessagesRequest.FromString(content)
+    except DecodeError:
+        raise BodyError(400) from None
+    about = [message.metadata for message in request.messages_list]
+    if not all(one.reply_to_message_id and one.src_node_id == request.node.node_id for one in about):
+        raise BodyError(NOT_ITS_OWN)
+    return content
 
 
 async def _relay(answer: httpx.Response, send: Send) -> None:

@@ -26,12 +26,13 @@ from feddure.flower.deploy.processes import (
     wait_until,
     write_pidfile,
 )
-from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
+from feddure.flower.deploy.proxy import NOT_ITS_OWN, FleetProxy, ProxyServer, Request
 from feddure.version import VERSION
 
 _QUIET_SECONDS = 60.0
 """Whoever is turned away tries again and again: once in this time is enough to know."""
 _REMEMBERED_ADDRESSES = 1000
+_MOST_MOVES = 20  # of a site, in and out, that are told in that time
 _RESTARTS = 5
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 """For what outlives a killed server: an orderly end would wait a minute for others, and the database needs none."""
@@ -194,6 +195,7 @@ class RequestLog:
     sites: dict[bytes, str]
     show: Show
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))
+    _moves: dict[str, list[float]] = field(default_factory=dict)  # site → when it joined or left
     _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
 
     def __call__(self, request: Request) -> None:
@@ -205,12 +207,24 @@ class RequestLog:
             text = f"{site} sends more than a round's update has; what is too much is refused (413)"
             self._warn("too large", request.address, text, site)
         elif site is not None and request.status == 200:
-            if request.action == "activate-node":
-                self._show(f"{site} joined from {request.address}")
-                self.audit.write("site joined", site=site, address=request.address)
-            elif request.action == "deactivate-node":
-                self._show(f"{site} left")
-                self.audit.write("site left", site=site)
+            if request.action in ("activate-node", "deactivate-node") and not self._is_restless(site, request.address):
+                joined = request.action == "activate-node"
+                self._show(f"{site} joined from {request.address}" if joined else f"{site} left")
+                address = {"address": request.address} if joined else {}
+                self.audit.write("site joined" if joined else "site left", site=site, **address)
+        elif request.status == NOT_ITS_OWN:
+            text = f"{site} sent a message that is no answer of its own; it is refused ({NOT_ITS_OWN})"
+            self._warn("not its own", request.address, text, site)
+
+    def _is_restless(self, site: str, address: str) -> bool:
+        """Whether a site comes and goes so often that it would fill the log; that is told once a minute."""
+        now = time.monotonic()
+        moves = self._moves[site] = [*(at for at in self._moves.get(site, ()) if now - at < _QUIET_SECONDS), now]
+        del moves[: -_MOST_MOVES - 1]
+        if len(moves) <= _MOST_MOVES:
+            return False
+        self._warn("restless", site, f"{site} joins and leaves again and again; no longer told each time", site)
+        return True
 
     def flooded(self, address: str) -> None:
         """Connections of an address were let go."""

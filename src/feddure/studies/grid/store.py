@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import FeddureError, RunError
-from feddure.files import write_whole
+from feddure.files import read_regular, write_whole
 from feddure.studies.grid.failures import Problem, writing
 from feddure.tracking import schema
 from feddure.tracking.summary import VALIDATION
@@ -239,7 +239,7 @@ class Store:
     def _written(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for path in (self.folder / UNFINISHED).glob(f"*/{name}"):
             with suppress(OSError, ValueError):  # it is gone meanwhile
-                yield path.parent.name, json.loads(path.read_text(encoding="utf-8"))
+                yield path.parent.name, json.loads(read_regular(path).decode())
 
 
 def finished_cells(folder: Path) -> dict[str, Measurement]:
@@ -282,7 +282,7 @@ def unpack(path: Path) -> dict[str, Measurement]:
     found = {}
     number = 0
     try:
-        for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
+        for line in filter(None, read_regular(path).decode().split("\n")):
             number += 1
             tree = schema.parse(line)
             key = tree.pop("environment")
@@ -311,7 +311,7 @@ def _of_0_1(folder: Path) -> dict[str, Measurement]:
     found = {}
     for path in sorted((folder / "cells").glob("*.json")):
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = json.loads(read_regular(path).decode())
             experiment = experiments.build(tree.pop("experiment"))
             name = experiments.fingerprint(experiment)[:16]
             tree |= {"experiment": experiments.changes(experiment)}
