@@ -95,6 +95,7 @@ class Notebook(Method):
         return sent
 
 
+@pytest.mark.filterwarnings("ignore:method .notebook.")  # it never descends
 def test_what_a_client_remembers_and_when(images):
     """In `client.state` before `start_round`, in place of what was sent under its name, as `upload` left it."""
     feddure.register_method("notebook", Notebook)
