@@ -199,3 +199,9 @@ def test_an_error_in_ones_own_method_shows_its_lines_and_no_others(feddure, tmp_
     assert "return 1 / 0" in told
     assert "ZeroDivisionError" in told
     assert "lanes.py" not in told
+
+
+def test_names_between_colons_are_printed_as_they_are(feddure):
+    code, _, told = feddure("report", "a:x:b", "--out", "report.html")
+    assert code == 2
+    assert "a:x:b" in told

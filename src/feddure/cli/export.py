@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddure.cli.options import AllowModules
+from feddure.cli.tables import plain_console
 
 
 def export(
@@ -48,7 +48,7 @@ def export(
     target = write_model(run, out, format=kind, model=which, force=force, allow_modules=allow_modules)
     about, _ = read_network(run, which, allow_modules)
     shape, classes = ", ".join(map(str, about.input_shape)), len(about.classes)
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console = plain_console(stderr=True)
     if detect(target.read_bytes()) == "safetensors":
         console.print(f"{about.model}: weights only, of a network for images [N, {shape}] and {classes} classes")
     else:

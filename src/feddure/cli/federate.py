@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from feddure.cli import federate_sites
 from feddure.cli.options import Init, Sets
+from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
@@ -424,7 +424,7 @@ def _until_terminated(work: Callable[[], Any], endless: bool = False) -> None:
 def _show(line: str) -> None:
     from feddure.flower.app.sanitize import printable
 
-    Console(soft_wrap=True, markup=False, highlight=False).print(printable(line, 20_000))
+    plain_console().print(printable(line, 20_000))
     sys.stdout.flush()
 
 

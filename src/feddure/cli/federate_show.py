@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feddure.cli.tables import plain_console
 from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
 
@@ -33,7 +34,7 @@ def show_made(folder: "ServerFolder", description: Description, secure: bool) ->
     """What `init` made, and what to do next."""
     from feddure.flower.deploy.certificates import AUTHORITY_DAYS, SERVER_DAYS
 
-    console = _plain()
+    console = plain_console()
     console.print(f"{folder.root}: the federation '{description.name}'")
     for site in description.sites:
         console.print(f"  {folder.archive(site).relative_to(folder.root)}   hand this to {site}")
@@ -103,7 +104,7 @@ def show_run(finished: "Run") -> None:
             f"{seconds[number]:.1f}" if number in seconds else "",
         )
     Console(highlight=False).print(table)
-    console = _plain()
+    console = plain_console()
     console.print(f"report  {finished.folder / REPORT_FILE}")
     console.print(f"model   {finished.folder / MODEL_FILE}")
 
@@ -210,7 +211,3 @@ def print_json(value: Any) -> None:
 def _text(text: str) -> str:
     """What others wrote, as one line of a table."""
     return escape(one_line(text, 2000))
-
-
-def _plain() -> Console:
-    return Console(soft_wrap=True, markup=False, highlight=False)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddure.cli.options import AllowModules, expect_writable, make_folder_of
+from feddure.cli.tables import plain_console
 from feddure.files import readable
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _write_csv(path: Path, found: Iterable["Prediction"], classes: Sequence[str]
 
 def _name_unreadable(found: Sequence["Prediction"]) -> None:
     unreadable = [prediction for prediction in found if prediction.problem is not None]
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console = plain_console(stderr=True)
     for prediction in unreadable:
         console.print(f"{readable(prediction.file)}: {prediction.problem}")
     if unreadable:

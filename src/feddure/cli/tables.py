@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def plain_console(stderr: bool = False) -> Console:
-    """Prints paths as they are: on one line, and without a meaning for [brackets]."""
-    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False)
+    """Prints paths as they are: on one line, and without a meaning for [brackets] and :colons:."""
+    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def tell_error(text: str) -> None:
