@@ -23,8 +23,9 @@ from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
 from feddure.simulation import dp, initial, robust
 from feddure.simulation.engine import Engine
-from feddure.simulation.evaluate import evaluate
+from feddure.simulation.evaluate import evaluate, to_record
 from feddure.simulation.program import new_heads, new_module
+from feddure.tracking import metrics
 
 
 @dataclass(frozen=True)
@@ -188,14 +189,30 @@ class Server:
 
         Or the clients' own models, their mean.
         """
-        if not self._tested:
-            return {}
-        alone = {client: self._evaluate(*model) for client, model in self.method.client_models(self.memories).items()}
+        return self.read_test(self.start_test())
+
+    def start_test(self) -> dict[tuple[str, int | None], Tensor]:
+        """What `test` finds, still on the device: by what it is on, and by the client whose own model it is of."""
+        alone = self.method.client_models(self.memories) if self._tested else {}
         if alone:
-            return {name: mean_evaluation({c: found[name] for c, found in alone.items()}) for name in self._tested}
-        found = self._evaluate(*self.method.global_model(self.state))
+            return {(on, c): found for c, model in alone.items() for on, found in self._evaluate(*model).items()}
+        found = {(on, None): vector for on, vector in self._evaluate(*self.method.global_model(self.state)).items()}
         averaged = self._evaluate(*self.averaged) if self.decay is not None else {}
-        return found | {f"{name}_ema": evaluation for name, evaluation in averaged.items()}
+        return found | {(f"{on}_ema", None): vector for on, vector in averaged.items()}
+
+    def read_test(self, found: Mapping[tuple[str, int | None], Tensor]) -> dict:
+        """The record of what `start_test` has found, in one copy from the device."""
+        if not found:
+            return {}
+        vectors = torch.stack(list(found.values())).cpu()
+        classes, record = len(self.dataset.classes), {}
+        alone: dict[str, dict[int, dict]] = {}
+        for (on, client), vector in zip(found, vectors, strict=True):
+            if client is None:
+                record[on] = to_record(vector, classes)
+            else:
+                alone.setdefault(on, {})[client] = to_record(vector, classes)
+        return record | {on: mean_evaluation(each) for on, each in alone.items()}
 
     def model_state(self, averaged: bool = False) -> dict[str, Tensor]:
         """The state of the global model, or of its average over rounds, by name."""
@@ -206,8 +223,10 @@ class Server:
     def _as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
         return theta, self._statistics_of(theta, statistics) if self._statistics_of else statistics
 
-    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict[str, dict]:
+    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict[str, Tensor]:
         """A model on the test images, if any, and on those set aside for validation, if any."""
+        if not self._tested:
+            return {}
         network, images, classes = self.program.network, self.engine.images(self.dataset), len(self.dataset.classes)
         model = self._as_evaluated(theta, statistics)
         return {
@@ -363,9 +382,12 @@ def optimise(options: ServerOptions, before: Tensor, mean: Tensor, state: State)
 def mean_evaluation(found: Mapping[int, dict]) -> dict:
     """Evaluations of several clients' models as one: means, and the sum of their confusions."""
     every = list(found.values())
-    means = {name: float(np.mean([one[name] for one in every])) for name in ("accuracy", "loss")}
+    means = {name: metrics.mean(one[name] for one in every) for name in metrics.TITLES}
+    means["loss"] = float(np.mean([one["loss"] for one in every]))
+    specificities = zip(*(one["specificity"] for one in every), strict=True)
     return means | {
         "per_class": np.mean([one["per_class"] for one in every], axis=0).tolist(),
+        "specificity": [metrics.mean(of_class) for of_class in specificities],
         "confusion": np.sum([one["confusion"] for one in every], axis=0).tolist(),
         "by_client": {str(client): one["accuracy"] for client, one in sorted(found.items())},
         "per_class_by_client": {str(client): one["per_class"] for client, one in sorted(found.items())},
