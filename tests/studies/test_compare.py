@@ -326,7 +326,7 @@ def test_the_tables(tmp_path):
     }
     assert (feddure["bytes_down"], feddure["bytes_up"], feddure["seconds"]) == ("", "", "44.0")
     by_last10, by_last = table(tmp_path / "paired.csv")
-    assert (by_last10["accuracy"], by_last["accuracy"]) == ("last10", "last")
+    assert (by_last10["evaluations"], by_last["evaluations"]) == ("last10", "last")
     expected = paired({0: 61, 1: 60}, {0: 51, 1: 41})
     assert float(by_last10["difference_mean"]) == pytest.approx(0.145, abs=1e-6)
     assert float(by_last10["interval_low"]) == pytest.approx(expected.low / 100, abs=1e-6)

@@ -196,9 +196,10 @@ class Server:
         alone = self.method.client_models(self.memories) if self._tested else {}
         if alone:
             return {(on, c): found for c, model in alone.items() for on, found in self._evaluate(*model).items()}
-        found = {(on, None): vector for on, vector in self._evaluate(*self.method.global_model(self.state)).items()}
+        found = self._evaluate(*self.method.global_model(self.state))
         averaged = self._evaluate(*self.averaged) if self.decay is not None else {}
-        return found | {(f"{on}_ema", None): vector for on, vector in averaged.items()}
+        found |= {f"{on}_ema": vector for on, vector in averaged.items()}
+        return {(on, None): vector for on, vector in found.items()}
 
     def read_test(self, found: Mapping[tuple[str, int | None], Tensor]) -> dict:
         """The record of what `start_test` has found, in one copy from the device."""
