@@ -1,7 +1,9 @@
 """Evaluation against a direct loop over test images with an ordinary module."""
 
+import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 import tiny
 from feddure import nn as networks
 from feddure.data.batches import DeviceImages
+from feddure.data.dataset import check
 from feddure.errors import FeddureWarning
 from feddure.simulation import evaluate as evaluation
 from feddure.simulation.evaluate import evaluate, to_record
@@ -135,9 +138,8 @@ def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(image
 def evaluated(logits, labels):
     """What `evaluate` says of a network that gives these logits."""
     network = SimpleNamespace(evaluator=lambda theta, statistics: lambda pixels: pixels)
-    images = SimpleNamespace(
-        device=logits.device, test_batches=lambda size: [(logits[:7], labels[:7]), (logits[7:], labels[7:])]
-    )
+    pieces = [(logits[:7], labels[:7]), (logits[7:], labels[7:])]
+    images = SimpleNamespace(device=logits.device, test_batches=lambda size: pieces, test_site=None)
     return evaluate(network, None, None, images, logits.shape[1])
 
 
@@ -203,3 +205,18 @@ def test_the_averaged_model_and_validation_images_have_every_metric(images):
     every = {"accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "specificity", "calibration"}
     for name in ("test", "test_ema", "validation", "validation_ema"):
         assert every <= found[name].keys()
+
+
+def test_each_site_has_the_accuracy_on_its_own_test_images(images):
+    own = np.array([0, 1, -1, 0, 3] * 12)
+    sites = {"sites": ("n", "e", "s", "w"), "site": np.arange(len(images.labels)) % 4, "test_site": own}
+    with_sites = check(dataclasses.replace(images, **sites), "here")
+    found = tiny.federation(tiny.experiment(), with_sites).server.test()["test"]
+    for site, name in enumerate(("n", "e", "w")):
+        number = {"w": 3}.get(name, site)
+        kept = own == number
+        few = dataclasses.replace(images, test_images=images.test_images[kept], test_labels=images.test_labels[kept])
+        alone = tiny.federation(tiny.experiment(), few).server.test()["test"]
+        assert found["by_site"][name] == {"images": kept.sum(), "accuracy": alone["accuracy"]}
+    assert "s" not in found["by_site"]
+    assert found["accuracy"] == tiny.federation(tiny.experiment(), images).server.test()["test"]["accuracy"]

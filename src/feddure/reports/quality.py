@@ -16,6 +16,8 @@ from feddure.tracking.records import Run
 from feddure.tracking.summary import points
 
 _MODELS = {"test": "last", "test_ema": "averaged"}
+_MOST_ROWS = 30  # of a table that is not folded away
+_MOST_LINES = 12  # of a reliability diagram
 _BINS = ("images", "confidence", "accuracy")
 _READING = (
     "Of predictions that are 80 % sure, 80 % should be right: dots below the diagonal are too sure, dots above it not "
@@ -48,7 +50,7 @@ def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     parts: list[Any] = [Table(columns, rows, numbers_from=1 + several, formats=formats)]
     calibrated = [one for one in tested if sum((one.found.get("calibration") or {}).get("images", ()))]
     pictures = []
-    if calibrated:
+    if 0 < len(calibrated) <= _MOST_LINES:
         shown = [(one.line.fmt, one.model, one.found["calibration"]) for one in calibrated]
         pictures.append(embed(reliability(shown), "Reliability diagram", reading=_READING))
     averaged = [one for one in tested if one.model == "averaged" and one.found.get("confusion")]
@@ -60,17 +62,25 @@ def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     by_run: dict[str, list[_Tested]] = {}
     for one in tested:
         by_run.setdefault(one.line.label, []).append(one)
-    for label, models in by_run.items():
-        if table := _by_class(models):
-            about = f"Sensitivity and specificity of each class, %{f': {label}' if several else ''}"
-            fold = several or len(table.rows) > 30
-            parts += [Group([table], about)] if fold else [Text(about, "heading"), table]
+    tables = {label: table for label, models in by_run.items() if (table := _by_class(models))}
+    about = "Sensitivity and specificity of each class, %"
+    if several and tables:
+        parts.append(
+            Group([part for label, table in tables.items() for part in (Text(label, "heading"), table)], about)
+        )
+    elif tables:
+        (table,) = tables.values()
+        parts += [Group([table], about)] if len(table.rows) > _MOST_ROWS else [Text(about, "heading"), table]
+    parts += _by_site(tested, several)
     text = (
         "Each model on all test images at its last evaluation, in per cent. Balanced accuracy, macro F1 and AUROC "
         "(each class against the rest) are means over classes, rare ones as much as frequent ones. The calibration "
         f"error (ECE, {metrics.BINS} bins) is how far confidence lies from accuracy; lower is better."
     )
-    return [Section("Quality", f"{text}{_absent(tested)}", parts)]
+    text += _absent(tested)
+    if any(run.partition.get("sites") for run in runs) and not any(one.found.get("by_site") for one in tested):
+        text += " No site has test images of its own."
+    return [Section("Quality", text, parts)]
 
 
 def reliability(shown: Sequence[tuple[LineStyle, str, Mapping[str, Any]]]) -> Figure:
@@ -128,6 +138,22 @@ def _by_class(models: Sequence[_Tested]) -> Table | None:
         for number, (name, count) in enumerate(zip(models[0].classes, images, strict=True))
     ]
     return Table(columns, rows, numbers_from=1)
+
+
+def _by_site(tested: Sequence[_Tested], several: bool) -> list[Any]:
+    """A row for each site that has test images of its own; nothing where none has."""
+    tested = [one for one in tested if one.found.get("by_site")]
+    sites = {name: found["images"] for one in tested for name, found in one.found["by_site"].items()}
+    if not sites:
+        return []
+    names = [f"{one.line.label}, {one.model}" if several else f"{one.model} model" for one in tested]
+    rows = [
+        [site, f"{images:,}", *(points((one.found["by_site"].get(site) or {}).get("accuracy")) for one in tested)]
+        for site, images in sites.items()
+    ]
+    about = "Accuracy on each site's own test images, %"
+    found = Table(["site", "test images", *names], rows, numbers_from=1)
+    return [Group([found], about)] if len(rows) > _MOST_ROWS else [Text(about, "heading"), found]
 
 
 def _images(one: _Tested) -> list[int]:

@@ -3,6 +3,7 @@
 `evaluate` leaves what it finds on the device, as one vector of numbers, and waits for nothing. `to_record` reads it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ def evaluate(
 ) -> Tensor:
     """Loss, confusion, calibration and each class's AUROC on the test images, or on the training images in `index`.
 
-    One float64 vector, on the device, for `to_record`; the counts in it are exact.
+    One float64 vector, on the device, for `to_record`; the counts in it are exact. Where test images are sites' own it
+    has how many each site has, and how many of them are right, too.
     """
     size = 2500 if images.device.type == "cuda" else 500
     loss = torch.zeros(1, dtype=torch.float64, device=images.device)
@@ -42,18 +44,25 @@ def evaluate(
     predicted = scores.argmax(1)
     confusion = torch.zeros(classes * classes, dtype=torch.int64, device=images.device)
     confusion.scatter_add_(0, labels * classes + predicted, torch.ones_like(labels))
-    scores = scores.softmax(1)
-    bins = reliability(scores.amax(1), predicted == labels)
-    return torch.cat([loss, confusion.double(), bins.flatten(), auroc(scores, labels)])
+    scores, right = scores.softmax(1), predicted == labels
+    found = [loss, confusion.double(), reliability(scores.amax(1), right).flatten(), auroc(scores, labels)]
+    if index is None and images.test_site is not None:
+        tallies = torch.zeros(2, 1 + images.sites, dtype=torch.int64, device=images.device)  # first: no site's own
+        tallies.scatter_add_(
+            1, (images.test_site + 1).expand(2, -1), torch.stack([torch.ones_like(labels), right.long()])
+        )
+        found.append(tallies[:, 1:].flatten().double())
+    return torch.cat(found)
 
 
-def to_record(found: Tensor, classes: int) -> dict[str, Any]:
+def to_record(found: Tensor, classes: int, sites: Sequence[str] = ()) -> dict[str, Any]:
     """What an evaluation found, as a record has it; copies it from its device where it is still there.
 
     Confusion counts have a row for each true class and a column for each prediction; AUROC is the mean over classes,
     each against the rest.
     """
-    loss, confusion, bins, ranks = np.split(found.cpu().numpy(), np.cumsum([1, classes**2, 3 * BINS]))
+    sizes = [1, classes**2, 3 * BINS, classes]
+    loss, confusion, bins, ranks, tallies = np.split(found.cpu().numpy(), np.cumsum(sizes))
     counts = metrics.from_confusion(confusion.astype(np.int64).reshape(classes, classes))
     return {
         "accuracy": counts["accuracy"],
@@ -61,7 +70,14 @@ def to_record(found: Tensor, classes: int) -> dict[str, Any]:
         **counts,
         "auroc": metrics.mean(ranks.tolist()),
         **metrics.from_bins(*bins.reshape(3, BINS)),
+        **({"by_site": _by_site(sites, *tallies.reshape(2, -1).tolist())} if len(tallies) else {}),
     }
+
+
+def _by_site(sites: Sequence[str], images: Sequence[float], right: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Sites that have test images of their own: how many, and the model's accuracy on them."""
+    found = zip(sites, images, right, strict=True)
+    return {site: {"images": int(count), "accuracy": hits / count} for site, count, hits in found if count}
 
 
 def reliability(confidence: Tensor, right: Tensor) -> Tensor:

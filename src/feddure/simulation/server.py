@@ -205,14 +205,14 @@ class Server:
         """The record of what `start_test` has found, in one copy from the device."""
         if not found:
             return {}
-        vectors = torch.stack(list(found.values())).cpu()
-        classes, record = len(self.dataset.classes), {}
+        vectors = torch.cat(list(found.values())).cpu().split([len(vector) for vector in found.values()])
+        classes, sites, record = len(self.dataset.classes), self.dataset.sites, {}
         alone: dict[str, dict[int, dict]] = {}
         for (on, client), vector in zip(found, vectors, strict=True):
             if client is None:
-                record[on] = to_record(vector, classes)
+                record[on] = to_record(vector, classes, sites)
             else:
-                alone.setdefault(on, {})[client] = to_record(vector, classes)
+                alone.setdefault(on, {})[client] = to_record(vector, classes, sites)
         return record | {on: mean_evaluation(each) for on, each in alone.items()}
 
     def model_state(self, averaged: bool = False) -> dict[str, Tensor]:

@@ -36,6 +36,11 @@ class Calibration(_Part):
         return self
 
 
+class SiteTest(_Part):
+    images: Count
+    accuracy: Number
+
+
 class Evaluation(_Part):
     accuracy: Number | None = None
     loss: Number | None = None
@@ -47,6 +52,7 @@ class Evaluation(_Part):
     specificity: Values | None = None
     confusion: list[list[Count]] | None = None
     calibration: Calibration | None = None
+    by_site: dict[str, SiteTest] | None = None
 
     @model_validator(mode="after")
     def _square(self) -> "Evaluation":
