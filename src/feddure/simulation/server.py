@@ -132,9 +132,9 @@ class Server:
             return [client for client, number in zip(able, drawn, strict=True) if number < size / len(able) * 2**53]
         return [able[i] for i in rng.sample(len(able), size, *key)]
 
-    def assignments(self) -> list[Assignment]:
-        """The next round's work, in drawing order."""
-        number = self.round + 1
+    def assignments(self, number: int | None = None) -> list[Assignment]:
+        """The work of a round, the next one where none is named, in drawing order."""
+        number = self.round + 1 if number is None else number
         return [
             Assignment(client, number, self.experiment.seed, self._steps(client), self.unlabelled_batch)
             for client in self.sample(number)
@@ -150,9 +150,7 @@ class Server:
     def finish_round(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
         self.round += 1
-        problems = {
-            answer.client: problem for answer in answers if (problem := answer.problem or self._problem(answer))
-        }
+        problems = self._problems(answers)
         communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
         used, suspicious = self._defend(used)
@@ -280,16 +278,23 @@ class Server:
         state = check_state(made, self.experiment.method, "aggregate")
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
-        return (state, moments) if _all_finite([*new, *moments.values()]) else None
+        return (state, moments) if bool(_finite([*new, *moments.values()])) else None
 
-    def _problem(self, answer: Answer) -> str:
-        """Why an update must not be used, or nothing."""
-        if not _all_finite(answer.upload.values()):
-            return "the update is not finite"
-        statistics, variances = answer.upload.get("statistics"), self.program.network.variances
-        if statistics is not None and statistics.shape == variances.shape and bool((statistics[variances] < 0).any()):
-            return "a batch-norm variance is below zero"  # its root would make the model's every output not a number
-        return ""
+    def _problems(self, answers: Sequence[Answer]) -> dict[int, str]:
+        """Why updates must not be used, by client; one copy from the device for all."""
+        arrived = [answer for answer in answers if not answer.problem]
+        variances, flags = self.program.network.variances, []
+        for answer in arrived:
+            statistics = answer.upload.get("statistics", variances[:0])
+            below = (statistics < 0) & variances if statistics.shape == variances.shape else variances[:0]
+            flags.append(torch.stack([_finite(answer.upload.values()).to(below.device), ~below.any()]))
+        problems = {answer.client: answer.problem for answer in answers if answer.problem}
+        for answer, (finite, possible) in zip(arrived, torch.stack(flags).tolist() if flags else [], strict=True):
+            if not finite:
+                problems[answer.client] = "the update is not finite"
+            elif not possible:  # its root would make the model's every output not a number
+                problems[answer.client] = "a batch-norm variance is below zero"
+        return problems
 
     def weights(self, clients: Sequence[int]) -> list[float]:
         """How much each of these clients counts in the mean of their updates."""
@@ -423,8 +428,10 @@ def _expect_squares(dataset: Dataset) -> None:
         )
 
 
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+def _finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all values of all tensors are finite, still on the device."""
+    flags = [torch.isfinite(tensor).all() for tensor in tensors]
+    return torch.stack(flags).all() if flags else torch.tensor(True)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
