@@ -1,14 +1,13 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from feddure.cli import options
+from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, table, tell_error
 from feddure.errors import ConfigError
 
@@ -40,6 +39,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
+    skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -73,7 +73,7 @@ def compare(
     if resume and preset is None and file is None:
         file = study.config_to_resume(out)
     changes: dict[str, Any] = {
-        "dataset": dataset,
+        "dataset": dataset and data.resolve(dataset, skip_damaged),
         "partition.setting": setting,
         "partition.clients": clients,
         "model": model,
@@ -81,7 +81,7 @@ def compare(
         "rounds": rounds,
     }
     console = plain_console(stderr=True)
-    read = partial(data.load, data_dir=data_dir, progress=True)
+    read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
     if looked_at is not None:
@@ -98,6 +98,9 @@ def compare(
     images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
+    if not resume:
+        wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
+        own_images.say_plan(wanted, images, console.print, len(plan.seeds))
     began = time.monotonic()
     try:
         found = study.compare(plan, experiment, images, folder, resume)

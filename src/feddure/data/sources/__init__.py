@@ -12,12 +12,13 @@ from feddure import plugins
 from feddure.data.dataset import Dataset, check
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
 from feddure.data.sources.base import Source, default_data_dir
-from feddure.data.sources.own import Found, with_options
+from feddure.data.sources.own import Found, Options, with_options
 from feddure.errors import DataError, FeddureWarning, did_you_mean
 
 __all__ = [
     "FORMS",
     "Found",
+    "Options",
     "Source",
     "default_data_dir",
     "expect_present",

@@ -90,7 +90,7 @@ class Decoded:
 
 def looks_like_image(path: str | PathLike[str]) -> bool:
     """Whether a file's name, or for an unusual one its first bytes, are an image's."""
-    if os.path.splitext(path)[1].lower() in ENDINGS:
+    if Path(path).suffix.lower() in ENDINGS:
         return True
     try:
         with _open(path) as file:

@@ -261,7 +261,8 @@ def _subfolders(folder: Path, what: str, listing: Listing) -> list[Path]:
 
 
 def _images_below(folder: Path, listing: Listing) -> list[Path]:
-    images, others = [], []
+    images: list[Path] = []
+    others: list[Path] = []
     for path in files_below(folder):
         (images if looks_like_image(path) else others).append(path)
     listing.ignored.update(map(_ending, others))

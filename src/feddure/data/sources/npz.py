@@ -1,10 +1,10 @@
 """A data set in one .npz file.
 
 Required: images, labels; optional: test_images, test_labels, classes, mean, std, labelled, site, sites; they mean what
-the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a label of -1 says that
-the class is not known, and where `labelled` is missing, exactly those images are unlabelled. MedMNIST's names are read
-too: train_images, train_labels, val_images, val_labels, test_images, test_labels, with labels [N, 1]. The name of the
-data set may end in `?test=0.2&split_seed=0` (`own.py`), which counts where there are no test images.
+the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a label of -1 says
+that the class is not known, and where `labelled` is missing, exactly those images are unlabelled. MedMNIST's names are
+read too: train_images, train_labels, val_images, val_labels, test_images, test_labels, with labels [N, 1]. The name of
+the data set may end in `?test=0.2&split_seed=0` (`own.py`), which counts where there are no test images.
 """
 
 import zipfile

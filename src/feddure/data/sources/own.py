@@ -111,8 +111,8 @@ def parse(kind: str, where: str, known: Iterable[str]) -> tuple[Path, Options]:
 def with_options(name: str, **options: object) -> str:
     """The name of a data set with these options in place of those it has."""
     where, _, query = name.partition("?")
-    given = {key: value for key, value in (pair.partition("=")[::2] for pair in query.split("&") if pair)}
-    merged = given | {key: str(value) for key, value in options.items()}
+    merged = {pair.partition("=")[0]: pair.partition("=")[2] for pair in query.split("&") if pair}
+    merged |= {key: str(value) for key, value in options.items()}
     return where + ("?" + "&".join(f"{key}={value}" for key, value in merged.items()) if merged else "")
 
 
