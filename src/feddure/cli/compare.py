@@ -60,10 +60,12 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data, experiments, plugins, recommended
-    from feddure.simulation.runs import Interrupted
-    from feddure.studies import compare as study
-    from feddure.studies.grid import failures as grid_failures
+    console = plain_console(stderr=True)
+    with console.status("starting"):  # torch takes seconds to import
+        from feddure import api, data, experiments, plugins, recommended
+        from feddure.simulation.runs import Interrupted
+        from feddure.studies import compare as study
+        from feddure.studies.grid import failures as grid_failures
 
     for text in sets or ():
         key = text.partition("=")[0].strip()
@@ -80,7 +82,6 @@ def compare(
         "init": init,
         "rounds": rounds,
     }
-    console = plain_console(stderr=True)
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))

@@ -12,6 +12,7 @@ from feddure.errors import FeddureError
 if TYPE_CHECKING:
     from feddure.config import Experiment
     from feddure.data.dataset import Dataset
+    from feddure.data.partition import Partition
 
 Say = Callable[[str], None]
 
@@ -42,10 +43,14 @@ def say_plan(experiments: "Sequence[Experiment]", dataset: "Dataset", say: Say, 
     first = experiments[0]
     if not first.dataset.startswith(recommended.OWN_IMAGES):
         return
+    try:
+        made = _partition(first, dataset)
+    except FeddureError:
+        return  # the run says it
     say("measuring a few steps …")
-    times = [estimate.seconds(experiment, dataset) for experiment in experiments]
+    times = [estimate.seconds(experiment, dataset, made) for experiment in experiments]
     names = ", ".join(dict.fromkeys(experiment.method for experiment in experiments))
-    say(f"trains {names} {_size(first, dataset)}: {_duration(times, seeds)}")
+    say(f"trains {names} {_size(first, dataset, made)}: {_duration(times, seeds)}")
 
 
 def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: bool) -> dict[str, Any]:
@@ -63,7 +68,8 @@ def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: boo
         name = sources.with_options(name, skip_damaged=1)
     try:
         experiment, _ = recommended.load(None, None, {"dataset": name}, (), lambda _: dataset, lambda _: None)
-        seconds = estimate.seconds(experiment, dataset)
+        made = _partition(experiment, dataset)
+        seconds = estimate.seconds(experiment, dataset, made)
     except FeddureError as problem:
         return {"problem": str(problem)}
     word = Path(name.partition(":")[2].partition("?")[0]).resolve().stem
@@ -77,7 +83,7 @@ def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: boo
         "channels": dataset.shape[2],
         "rounds": experiment.rounds,
         "seconds": seconds,
-        "text": f"{experiment.method} {_size(experiment, dataset)}: {_duration([seconds])}",
+        "text": f"{experiment.method} {_size(experiment, dataset, made)}: {_duration([seconds])}",
         "commands": [
             f"feddure run --dataset {shlex.quote(name)} --out {folder}",
             f"feddure export {folder} --out {Path(folder).name}.onnx",
@@ -85,14 +91,21 @@ def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: boo
     }
 
 
-def _size(experiment: "Experiment", dataset: "Dataset") -> str:
+def _partition(experiment: "Experiment", dataset: "Dataset") -> "Partition":
+    from feddure.data.partition import make
+
+    return make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
+
+
+def _size(experiment: "Experiment", dataset: "Dataset", partition: "Partition") -> str:
     height, width, channels = dataset.shape
-    of_sites = experiment.partition.setting == "sites"
-    clients = f"{len(dataset.sites)} sites" if of_sites else f"{experiment.partition.clients} clients"
-    labelled = len(dataset.labels) if dataset.labelled is None else int(dataset.labelled.sum())
+    labelled, unlabelled = (sum(map(len, part)) for part in (partition.labelled, partition.unlabelled))
+    if experiment.partition.labelled_as_unlabelled:
+        unlabelled -= labelled
     return (
-        f"({experiment.model}) on {labelled:,} labelled and {len(dataset.labels) - labelled:,} unlabelled images of "
-        f"{len(dataset.classes)} classes, {width}×{height} {'colour' if channels == 3 else 'grey'}, at {clients}, for "
+        f"({experiment.model}) on {labelled:,} labelled and {unlabelled:,} unlabelled images of "
+        f"{len(dataset.classes)} classes, {width}×{height} {'colour' if channels == 3 else 'grey'}, at "
+        f"{partition.clients} {'sites' if experiment.partition.setting == 'sites' else 'clients'}, for "
         f"{experiment.rounds} rounds, and tests on {len(dataset.test_labels):,}"
     )
 

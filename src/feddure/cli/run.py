@@ -43,9 +43,11 @@ def run(
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data, plugins, recommended
-    from feddure.simulation import runs
-    from feddure.tracking.console import summary_table
+    console = plain_console(stderr=True)
+    with console.status("starting"):  # torch takes seconds to import
+        from feddure import api, data, plugins, recommended
+        from feddure.simulation import runs
+        from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
         "dataset": dataset and data.resolve(dataset, skip_damaged),
@@ -59,7 +61,6 @@ def run(
     }
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
-    console = plain_console(stderr=True)
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from feddure.config import Experiment
-from feddure.data import partition
 from feddure.data.dataset import Dataset
+from feddure.data.partition import Partition
 from feddure.errors import FeddureError
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation
@@ -18,11 +18,11 @@ _STEPS = 3
 _Value = TypeVar("_Value")
 
 
-def seconds(experiment: Experiment, dataset: Dataset) -> float | None:
-    """About how long the rounds will take on this CPU.
+def seconds(experiment: Experiment, dataset: Dataset, partition: Partition) -> float | None:
+    """About how long the rounds will take on this CPU; nothing that the run computes depends on this.
 
     None on a GPU, where compiling would take longer than the answer is worth, and where the run cannot be made: it says
-    why itself. Nothing that the run computes depends on this.
+    why itself.
     """
     try:
         with warnings.catch_warnings():
@@ -30,8 +30,7 @@ def seconds(experiment: Experiment, dataset: Dataset) -> float | None:
             engine = Engine(experiment.engine)
             if engine.device.type != "cpu" or engine.compiles:
                 return None
-            made = partition.make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
-            return _measure(Federation(experiment, dataset, made, engine), engine)
+            return _measure(Federation(experiment, dataset, partition, engine), engine)
     except FeddureError:
         return None
 

@@ -17,6 +17,11 @@ from feddure.data.sources.layouts import EXPECTED, File, is_table, look
 from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged, shown
 from feddure.errors import DataError
 
+ALL_LABELLED = (
+    "every training image has a label, and all are used; --set partition.label_fraction=0.1, say, uses a tenth of them "
+    "and the other images as unlabelled ones"
+)
+
 
 def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
     """The data set in a folder, and what was understood of it; `where` is the path with its options."""
@@ -39,9 +44,12 @@ def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
     dataset, split = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)
     _expect_classes(dataset, damaged)
     sizes = Counter(decoded.sizes[number] for number in whole)
+    remarks = listing.remarks
+    if dataset.labelled is not None and dataset.labelled.all():
+        remarks.append(ALL_LABELLED)
     return dataset, Found(
         listing.layout,
-        tuple(listing.remarks),
+        tuple(remarks),
         split,
         dict(listing.ignored.most_common()),
         tuple(damaged),

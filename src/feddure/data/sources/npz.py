@@ -37,7 +37,13 @@ def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
         split, remarks = None, _rename(arrays) if theirs else []
         if TESTS[0] not in arrays:
             split = _split(arrays, options.test, options.split_seed)
-        return check(_dataset(f"npz:{where}", arrays), str(path)), Found(layout, tuple(remarks), split)
+        dataset = check(_dataset(f"npz:{where}", arrays), str(path))
+        if dataset.labelled is None:
+            remarks.append(
+                "every training image has a label, of which the partition uses some: 5 a class and client, or what "
+                "--set partition.labels_per_class or partition.label_fraction says"
+            )
+        return dataset, Found(layout, tuple(remarks), split)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 
