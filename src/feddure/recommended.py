@@ -2,8 +2,8 @@
 
 The rule. Sites are the clients, or the images are dealt to as many clients as have 20 labelled images each, 10 at most.
 All of them take part in a round, 10 at most. A step has 10 labelled and 20 unlabelled images; a round passes once over
-the mean client's unlabelled images, but takes 20 to 45 steps. Where all images have labels, they count as unlabelled
-ones too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its width, or from 48
+the mean client's unlabelled images, but takes 20 to 45 steps. Where hardly any image is unlabelled, the labelled
+ones count as such too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its width, or from 48
 pixels on the small CNN, at 1e-3, for as many rounds as make about 6,000 steps of all clients together, but 20 to 100:
 minutes on two cores.
 """
@@ -40,11 +40,11 @@ def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str
     """Fields by their dotted keys and the reasons in a sentence; what was `given` stays and the rest fits to it."""
     dealt = max(2, min(_MOST_CLIENTS, size.labelled // _LABELS))
     found: dict[str, Any] = {"partition.setting": "sites" if size.sites else "iid-iid"} | dict(given)
-    if not size.unlabelled:
-        found = {"partition.labelled_as_unlabelled": True} | found
     of_sites = size.sites > 0 and found["partition.setting"] == "sites"
     found = {"partition.clients": size.sites if of_sites else dealt} | found
     clients = size.sites if of_sites else found["partition.clients"]
+    if size.unlabelled < (1 if of_sites else clients):
+        found = {"partition.labelled_as_unlabelled": True} | found
     network = "resnet9" if size.gpu else "resnet9-slim" if size.side < 48 else "cnn"
     found = {
         "clients_per_round": min(clients, _MOST_CLIENTS),
@@ -97,8 +97,8 @@ def load(
 
 def image_options(shorter_side: int, modes: Iterable[str], gpu: bool) -> dict[str, int]:
     """Pixels and channels that suit files: no larger than they are, nor than the machine trains in good time."""
-    most = 128 if gpu else 64
-    sizes = [size for size in (32, 64, 96, 128) if size <= min(shorter_side, most)]
+    most = 96 if gpu else 64
+    sizes = [size for size in (32, 64, 96) if size <= min(shorter_side, most)]
     return {"size": max(sizes, default=max(8, shorter_side)), "channels": 1 if set(modes) <= _GREY else 3}
 
 

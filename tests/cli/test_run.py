@@ -94,7 +94,7 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
         (["--setting", "sites"], "does not say which site"),
         (["--rounds", "0"], "rounds: 0 was given"),
         (["--rounds", "some"], "'--rounds'"),
-        (["--clients", "1"], "clients_per_round is 2 but partition.clients is 1"),
+        (["--clients", "1"], "add --set clients_per_round=1"),
         (["--clients", "1000"], "ask for fewer --clients"),
         (["--seed", "-1"], "seed: -1 was given"),
         (["--set", "rounds"], "expected key=value"),

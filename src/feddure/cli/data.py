@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,13 +106,12 @@ def check(
     - `feddure data check cifar10`
     """
     name = sources.resolve(name, skip_damaged)
-    own = name.startswith(("folder:", "npz:"))
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
         plugins.allow(name)
         # Damaged files are listed here, not refused.
-        dataset, found = sources.read(sources.resolve(name, own), data_dir, progress=True)
-    report = _report(replace(dataset, name=name), None if ":" in name else sources.find_source(name))
+        dataset, found = sources.read(name, data_dir, progress=True, skip_damaged=True)
+    report = _report(dataset, None if ":" in name else sources.find_source(name))
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if found is not None:
         report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found, "size=" in name)}
@@ -198,7 +197,7 @@ def _show(report: dict[str, Any]) -> None:
     for note in report["notes"]:
         console.print(f"note: {escape(note)}", soft_wrap=True)
     if report.get("damaged"):
-        console.print(f"{len(report['damaged']):,} damaged files:", soft_wrap=True)
+        console.print(f"damaged files: {len(report['damaged']):,}")
         for line in report["damaged"]:
             console.print(f"  {escape(line)}", soft_wrap=True)
         console.print("Mend or remove them; --skip-damaged leaves them out.")

@@ -27,7 +27,7 @@ def reader(data_dir: Path | None, say: Say, skip_damaged: bool = False) -> "Call
             for sentence in found.sentences():
                 say(f"  {sentence}")
             if found.damaged:
-                say(f"  {len(found.damaged):,} damaged files are left out:")
+                say(f"  damaged files that are left out: {len(found.damaged):,}")
                 for line in found.damaged:
                     say(f"    {line}")
         return dataset
@@ -45,10 +45,9 @@ def say_plan(experiments: "Sequence[Experiment]", dataset: "Dataset", say: Say, 
         return
     try:
         made = _partition(first, dataset)
+        times = [estimate.seconds(experiment, dataset, made) for experiment in experiments]
     except FeddureError:
         return  # the run says it
-    say("measuring a few steps …")
-    times = [estimate.seconds(experiment, dataset, made) for experiment in experiments]
     names = ", ".join(dict.fromkeys(experiment.method for experiment in experiments))
     say(f"trains {names} {_size(first, dataset, made)}: {_duration(times, seeds)}")
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
-from feddure.errors import FeddureError
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation
 from feddure.simulation.lanes import Task
@@ -21,18 +20,15 @@ _Value = TypeVar("_Value")
 def seconds(experiment: Experiment, dataset: Dataset, partition: Partition) -> float | None:
     """About how long the rounds will take on this CPU; nothing that the run computes depends on this.
 
-    None on a GPU, where compiling would take longer than the answer is worth, and where the run cannot be made: it says
-    why itself.
+    None on a GPU, where compiling would take longer than the answer is worth. A run that cannot be made is an error here
+    already.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            engine = Engine(experiment.engine)
-            if engine.device.type != "cpu" or engine.compiles:
-                return None
-            return _measure(Federation(experiment, dataset, partition, engine), engine)
-    except FeddureError:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run says it
+        engine = Engine(experiment.engine)
+        if engine.device.type != "cpu" or engine.compiles:
+            return None
+        return _measure(Federation(experiment, dataset, partition, engine), engine)
 
 
 def in_words(seconds: float) -> str:

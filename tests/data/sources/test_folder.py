@@ -201,9 +201,9 @@ def test_a_folder_may_have_no_test_images(tmp_path):
 
 
 MISTAKES = [
-    (remove("labelled"), "classes in labelled/: none; expected 2 or more"),
-    (remove("labelled/bee"), "classes in labelled/: ant; expected 2 or more"),
-    (put("labelled/cat/notes.txt"), "labelled/cat: no images in it; there are .txt"),
+    (remove("labelled"), "classes: none; expected 2 or more"),
+    (remove("labelled/bee"), "classes: ant; expected 2 or more"),
+    (put("labelled/cat/notes.txt"), "labelled/cat: no images in it, but .txt"),
     (put("test/ant/empty.png", b""), "test/ant/empty.png: is not an image"),
     (truncate("labelled/ant/0.png"), "labelled/ant/0.png: cannot be decoded"),
     (put("labelled/loose.png"), "labelled/loose.png: expected only folders here"),

@@ -64,13 +64,18 @@ def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dat
     return dataset
 
 
-def read(name: str, data_dir: Path | None = None, progress: bool = False) -> tuple[Dataset, Found | None]:
-    """The data set of this name and, of the user's own images, what was understood of them."""
+def read(
+    name: str, data_dir: Path | None = None, progress: bool = False, skip_damaged: bool = False
+) -> tuple[Dataset, Found | None]:
+    """The data set of this name and, of the user's own images, what was understood of them.
+
+    `skip_damaged` leaves damaged files out, as the option of that name does.
+    """
     kind, colon, rest = name.partition(":")
     if not colon:
         return find_source(name).load(default_data_dir() if data_dir is None else data_dir, progress), None
     if kind == "folder":
-        return folder.read(rest, progress)
+        return folder.read(rest, progress, skip_damaged)
     if kind == "npz":
         return npz.read(rest, progress)
     return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name), None
@@ -102,7 +107,9 @@ def find_source(name: str) -> Source:
     if name in _SOURCES:
         return _SOURCES[name]
     known = ", ".join((*_SOURCES, *FORMS))
-    raise DataError(f"there is no data set '{name}'; there are: {known}{did_you_mean(name, _SOURCES)}")
+    meant = resolve(name)
+    hint = f"; did you mean '{meant}'?" if meant != name else did_you_mean(name, _SOURCES)
+    raise DataError(f"there is no data set '{name}'; there are: {known}{hint}")
 
 
 def _call(function: Callable[[], Dataset], name: str) -> Dataset:

@@ -23,7 +23,7 @@ ALL_LABELLED = (
 )
 
 
-def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
+def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tuple[Dataset, Found]:
     """The data set in a folder, and what was understood of it; `where` is the path with its options."""
     path, options = parse("folder", where, Options._fields)
     if path.is_file() and path.suffix.lower() == ".npz":
@@ -37,7 +37,7 @@ def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
     every = sorted(listing.files, key=lambda file: file.part == "test")  # so that each part is a slice
     decoded = decode([file.path for file in every], options.rule, "decoding images", progress)
     damaged = [f"{shown(every[number].path)}: {text}" for number, text in decoded.problems.items()]
-    if damaged and not options.skip_damaged:
+    if damaged and not (skip_damaged or options.skip_damaged):
         raise refuse_damaged(damaged)
     whole = [number for number in range(len(every)) if number not in decoded.problems]
     files, pixels = [every[number] for number in whole], decoded.images[whole] if damaged else decoded.images

@@ -219,8 +219,7 @@ def _add_owned(listing: Listing, folder: Path, parts: _Parts, site: str | None =
         _subfolders(folder, "class", listing)
         _add_class_folders(listing, others, "train", site)
     elif "unlabelled" not in known:
-        expected = f"neither labelled/ nor unlabelled/; expected labelled/<class>/ with images, or one of: {EXPECTED}"
-        listing.problems.append(f"{folder}: {expected}")
+        listing.problems.append(f"{folder}: neither labelled/ nor unlabelled/ nor class folders; expected {EXPECTED}")
     if "validation" in known and (labelled is None or "train" in known):
         _add_classes(listing, known["validation"], "validation", site)
     if "unlabelled" in known:
@@ -267,7 +266,7 @@ def _images_below(folder: Path, listing: Listing) -> list[Path]:
         (images if looks_like_image(path) else others).append(path)
     listing.ignored.update(map(_ending, others))
     if not images:
-        kinds = f"; there are {', '.join(sorted(set(map(_ending, others))))}" if others else ""
+        kinds = f", but {', '.join(sorted(set(map(_ending, others))))}: convert those to PNG" if others else ""
         listing.problems.append(f"{folder}: no images in it{kinds}; add some or remove the folder")
     return images
 
@@ -368,7 +367,7 @@ def _class_problems(root: Path, listing: Listing, kinds: set[str]) -> Iterator[s
     if len(kinds) < 2:
         inner = [entry for entry in entries(root) if entry.is_dir()] if root.is_dir() else []
         deeper = f"; did you mean {inner[0]}?" if len(inner) == 1 and _has_folders(inner[0]) else ""
-        yield f"{root}: classes in labelled/: {', '.join(kinds) or 'none'}; expected 2 or more: {EXPECTED}{deeper}"
+        yield f"{root}: classes: {', '.join(kinds) or 'none'}; expected 2 or more: {EXPECTED}{deeper}"
     strange = {file.where: file.kind for file in listing.files if file.part == "test" and file.kind not in kinds}
     for where, kind in list(strange.items())[:MOST_PROBLEMS]:
         yield f"{where}: no labelled image has the class '{kind}'; there are: {', '.join(sorted(kinds))}"
