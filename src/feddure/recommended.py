@@ -3,9 +3,9 @@
 The rule. Sites are the clients, or the images are dealt to as many clients as have 20 labelled images each, 10 at most.
 All of them take part in a round, 10 at most. A step has 10 labelled and 20 unlabelled images; a round passes once over
 the mean client's unlabelled images, but takes 20 to 45 steps. Where hardly any image is unlabelled, the labelled
-ones count as such too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its width, or from 48
-pixels on the small CNN, at 1e-3, for as many rounds as make about 6,000 steps of all clients together, but 20 to 100:
-minutes on two cores.
+ones count as such too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its
+width, or from 48 pixels on the small CNN, at 1e-3, for as many rounds as make about 6,000 steps of all clients
+together, but 20 to 100: minutes on two cores.
 """
 
 import math

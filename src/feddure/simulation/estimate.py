@@ -20,8 +20,8 @@ _Value = TypeVar("_Value")
 def seconds(experiment: Experiment, dataset: Dataset, partition: Partition) -> float | None:
     """About how long the rounds will take on this CPU; nothing that the run computes depends on this.
 
-    None on a GPU, where compiling would take longer than the answer is worth. A run that cannot be made is an error here
-    already.
+    None on a GPU, where compiling would take longer than the answer is worth. A run that cannot be made is an error
+    here already.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run says it

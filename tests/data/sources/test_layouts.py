@@ -146,6 +146,7 @@ def test_a_list_of_images(tmp_path, name):
         ({"path": "pics/none.png"}, "1 of 5 images are not there, such as .*none.png"),
         ({"split": "tset"}, "row 1: split is 'tset', expected train"),
         ({"split": "test", "label": ""}, "row 1: a test image without label"),
+        ({"path": "pics/../pics/5.png"}, "row 5: pics/5.png is in row 1 too"),
         ({"site": ""}, "1 of 4 training images have no site"),
         ({"path": ""}, "row 1: has no path"),
         ({"label": "9"}, "expected 2 or more"),

@@ -289,11 +289,15 @@ def _table_in(root: Path) -> Path | None:
 
 def _of_table(path: Path) -> Listing:
     listing = Listing(f"the list {path.name}")
+    seen: dict[str, int] = {}
     for number, row in _rows(path):
         where = f"{path}: row {number}"
         if not row.get("path"):
             listing.problems.append(f"{where}: has no path")
             continue
+        first = seen.setdefault(os.path.normpath(row["path"]), number)
+        if first != number:
+            listing.problems.append(f"{where}: {row['path']} is in row {first} too; keep one of the two")
         given = (row.get("split") or "train").casefold()
         part = {"labelled": "train"}.get(_PART.get(given, ""), _PART.get(given))
         kind = composed(row["label"]) if row.get("label") and part != "unlabelled" else None
