@@ -92,6 +92,12 @@ def test_damaged_files_are_listed_and_skipped_where_asked(feddure, tmp_path):
     assert "skip_damaged=1" in read_run(tmp_path / "here" / "run").experiment.dataset
     code, _, err = feddure("run", "--config", "run/config.yaml", "--out", "again")
     assert code == 0, err
+    (tmp_path / "here" / "old.yaml").write_text(
+        (tmp_path / "here" / "run" / "config.yaml").read_text().replace("?skip_damaged=1", "")
+    )
+    assert feddure("run", "--config", "old.yaml", "--out", "refused")[0] == 2
+    assert feddure("run", "--config", "old.yaml", "--skip-damaged", "--out", "mended")[0] == 0
+    assert "skip_damaged=1" in read_run(tmp_path / "here" / "mended").experiment.dataset
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

@@ -75,7 +75,7 @@ def compare(
     if resume and preset is None and file is None:
         file = study.config_to_resume(out)
     changes: dict[str, Any] = {
-        "dataset": dataset and data.resolve(dataset, skip_damaged),
+        "dataset": dataset and data.resolve(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "model": model,
@@ -84,6 +84,7 @@ def compare(
     }
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    experiment = own_images.recorded(experiment, skip_damaged)
     plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
     if looked_at is not None:
         preset = recommended.NAME

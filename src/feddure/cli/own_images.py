@@ -35,6 +35,11 @@ def reader(data_dir: Path | None, say: Say, skip_damaged: bool = False) -> "Call
     return read
 
 
+def recorded(experiment: "Experiment", skip_damaged: bool) -> "Experiment":
+    """The experiment whose data set's name says that damaged files are left out, so that its file replays it."""
+    return experiment.model_copy(update={"dataset": sources.resolve(experiment.dataset, skip_damaged)})
+
+
 def say_plan(experiments: "Sequence[Experiment]", dataset: "Dataset", say: Say, seeds: int = 1) -> None:
     """A line before own images are trained on: what, on what, and how long; of several experiments, all together."""
     from feddure import recommended
@@ -46,8 +51,8 @@ def say_plan(experiments: "Sequence[Experiment]", dataset: "Dataset", say: Say, 
     try:
         made = _partition(first, dataset)
         times = [estimate.seconds(experiment, dataset, made) for experiment in experiments]
-    except FeddureError:
-        return  # the run says it
+    except Exception:  # the run says it; of a comparison the other methods go on
+        return
     names = ", ".join(dict.fromkeys(experiment.method for experiment in experiments))
     say(f"trains {names} {_size(first, dataset, made)}: {_duration(times, seeds)}")
 

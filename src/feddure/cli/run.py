@@ -50,7 +50,7 @@ def run(
         from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
-        "dataset": dataset and data.resolve(dataset, skip_damaged),
+        "dataset": dataset and data.resolve(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "method": method,
@@ -63,6 +63,7 @@ def run(
         file = runs.config_to_resume(out)
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
     images = looked_at or read(experiment.dataset)

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import mean
 from typing import TypeVar
 
 from feddure.config import Experiment
@@ -45,7 +46,7 @@ def _measure(federation: Federation, engine: Engine) -> float | None:
         return None
     task = max(tasks, key=lambda task: task.steps)
     _steps(engine, task, 1)  # the first also pays for warming up
-    few, many = (min(_steps(engine, task, number) for _ in range(2)) for number in (1, 1 + _STEPS))
+    few, many = (mean(_steps(engine, task, number) for _ in range(2)) for number in (1, 1 + _STEPS))
     step = (many - few) / _STEPS if many > few else many / (1 + _STEPS)
     once = max(0.0, few - step)  # what a client does before its steps
     training = sum(once + each.steps * step for each in tasks)

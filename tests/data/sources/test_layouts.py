@@ -226,4 +226,5 @@ def test_a_bare_path_is_a_data_set_of_own_images(tmp_path, monkeypatch):
     assert sources.resolve("scans?size=64", skip_damaged=True) == "folder:scans?size=64&skip_damaged=1"
     assert sources.resolve("a.npz") == "npz:a.npz"
     assert sources.resolve("cifar10") == "cifar10"
+    assert sources.resolve("folder:a.npz", skip_damaged=True) == "folder:a.npz"
     assert sources.resolve("folder:scans?skip_damaged=0", True) == "folder:scans?skip_damaged=1"

@@ -86,7 +86,8 @@ def resolve(name: str, skip_damaged: bool = False) -> str:
     path = Path(name.partition("?")[0]).expanduser()
     if name not in _SOURCES and not name.startswith(("folder:", "npz:")) and path.exists():
         name = f"{'npz' if path.suffix.lower() == '.npz' else 'folder'}:{name}"
-    return with_options(name, skip_damaged=1) if skip_damaged and name.startswith("folder:") else name
+    of_files = name.startswith("folder:") and path.suffix.lower() != ".npz"
+    return with_options(name, skip_damaged=1) if skip_damaged and of_files else name
 
 
 def expect_present(name: str, data_dir: Path | None = None) -> None:

@@ -295,9 +295,9 @@ def _of_table(path: Path) -> Listing:
         if not row.get("path"):
             listing.problems.append(f"{where}: has no path")
             continue
-        first = seen.setdefault(os.path.normpath(row["path"]), number)
-        if first != number:
-            listing.problems.append(f"{where}: {row['path']} is in row {first} too; keep one of the two")
+        before = seen.setdefault(os.path.normpath(row["path"]), number)
+        if before != number:
+            listing.problems.append(f"{where}: {row['path']} is in row {before} too; keep one of the two")
         given = (row.get("split") or "train").casefold()
         part = {"labelled": "train"}.get(_PART.get(given, ""), _PART.get(given))
         kind = composed(row["label"]) if row.get("label") and part != "unlabelled" else None
