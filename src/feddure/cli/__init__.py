@@ -1,5 +1,6 @@
 """The `feddure` command: each subcommand is a few lines that call the rooms below."""
 
+import io
 import os
 import sys
 import warnings
@@ -70,6 +71,8 @@ def main() -> None:
 
     An error inside the user's own code shows that code's lines, and with FEDDURE_TRACEBACK=1 all others too.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     console = plain_console(stderr=True)
     warnings.showwarning = lambda message, category, *_: (
         console.print("note:", str(message)) if issubclass(category, FeddureWarning) else None

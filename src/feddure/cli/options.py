@@ -35,6 +35,9 @@ Init = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave image files out that cannot be read, and list them.")
+]
 
 
 def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
@@ -42,7 +45,8 @@ def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None
     if setting == "sites" and images.sites and clients not in (None, len(images.sites)):
         raise ConfigError(
             f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
-            "--setting sites each is one client; leave --clients out"
+            f"--setting sites each is one client; leave --clients out, or deal all images to {clients} clients with "
+            "--setting iid-iid"
         )
 
 
