@@ -66,6 +66,8 @@ def svg(figure: Figure) -> str:
             element.set("data-series", places[name])
         elif name == MAP or name.startswith("legend_"):
             element.set("class", name.partition("_")[0])
+        if name not in used and "fill:" not in element.get("style", "fill:"):  # matplotlib leaves out black
+            element.set("style", f"fill: #000000; {element.get('style')}")
         element.attrib = {key.rpartition("}")[2]: _brief(key, value, prefix) for key, value in element.items()}
         if name.startswith(_VALUES):
             shapes = [shape for child in element for shape in ([child] if not len(child) else child)]
