@@ -1,5 +1,6 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,7 @@ def compare(
     images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     began = time.monotonic()
     try:
         found = study.compare(plan, experiment, images, folder, resume)

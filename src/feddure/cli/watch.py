@@ -1,5 +1,6 @@
 """`feddure watch`: a local page that follows what trains in a folder."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -40,16 +41,13 @@ def watch(
     console = plain_console(stderr=True)
     watched = Folder(folder)
     watched.look()
-    with Server(watched, port) as server:
+    with Server(watched, port) as server, suppress(KeyboardInterrupt):
         console.print(f"watching {folder}: {server.url} (Ctrl-C ends it)")
         if not watched.entries:
             console.print("nothing is there yet; the page shows runs as they begin")
         if browser:
             _open(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            console.print("stopped watching; what trains goes on")
+        server.serve_forever()
 
 
 def _open(url: str) -> None:

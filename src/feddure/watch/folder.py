@@ -5,7 +5,6 @@ from where the last look ended.
 """
 
 import csv
-import json
 import os
 import stat
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import psutil
 import yaml
+from pydantic import BaseModel
 
 from feddure import experiments, methods
 from feddure.errors import FeddureError
@@ -28,7 +28,7 @@ from feddure.simulation import runs
 from feddure.studies import compare, sweep
 from feddure.studies.grid.store import CELLS, UNFINISHED, Measurement, Progress, Store
 from feddure.tracking import records, schema
-from feddure.tracking.summary import display_name, duration
+from feddure.tracking.summary import duration
 
 RUNNING, STALE, WAITING, FINISHED, STOPPED, FAILED = "running", "stale", "waiting", "finished", "stopped", "failed"
 
@@ -50,6 +50,7 @@ class Tail:
     """The records of a file that grows; a file that was replaced, as by a resumption, is read anew."""
 
     path: Path
+    model: type[BaseModel]
     _read: int = 0
     _inode: int = -1
     _rest: bytes = b""
@@ -71,7 +72,7 @@ class Tail:
             text = file.read()
         self._read += len(text)
         *lines, self._rest = (self._rest + text).split(b"\n")
-        return over, [record for line in lines if (record := _record(line))]
+        return over, [record for line in lines if (record := _record(line, self.model))]
 
 
 @dataclass
@@ -83,7 +84,8 @@ class _Run:
     federation: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._metrics, self._timing = Tail(self.folder / records.METRICS), Tail(self.folder / records.TIMING)
+        self._metrics = Tail(self.folder / records.METRICS, schema.Round)
+        self._timing = Tail(self.folder / records.TIMING, schema.Timing)
         self._entry: Entry = {}
         self._is_new = False
         self._forget()
@@ -109,9 +111,7 @@ class _Run:
             self._take(record)
         over, found = self._timing.new()
         self.seconds = [] if over else self.seconds
-        self.seconds = [*self.seconds, *(float(_number(record.get("seconds")) or 0) for record in found)][
-            -_LAST_ROUNDS:
-        ]
+        self.seconds = [*self.seconds, *(record["seconds"] for record in found)][-_LAST_ROUNDS:]
 
     def _take(self, record: records.Record) -> None:
         self.round = record["round"]
@@ -147,7 +147,7 @@ class _Run:
     @property
     def rounds(self) -> int:
         found = self.config.get("rounds")
-        return found if isinstance(found, int) else 0
+        return found if isinstance(found, int) and 0 <= found < 2**53 else 0
 
     @property
     def round_seconds(self) -> float | None:
@@ -187,14 +187,11 @@ class _Run:
         self._entry = {
             "kind": "run",
             "method": _shown(methods.title(method)),
-            "dataset": _shown(display_name(str(self.config.get("dataset", "")))),
-            "seed": self.config.get("seed") if isinstance(self.config.get("seed"), int) else None,
             "status": status,
             "note": note,
             "round": self.round,
             "rounds": self.rounds,
             "accuracy": main[-1][1] if main else None,
-            "on": "test" if self.curves["test"] else "validation",
             "left": left if status in (RUNNING, STALE) else None,
             "left_out": self.left_out,
             "curves": curves,
@@ -275,10 +272,8 @@ class Folder:
         }
 
     def _comparison(self, folder: Path) -> Entry:
-        about = _yaml(folder / compare.PLAN_FILE)
         return {
             "kind": "comparison",
-            "against": _shown(methods.title(str(about.get("against", "")))),
             "status": RUNNING if is_held(folder) else STOPPED,
             "report": (folder / compare.REPORT_FILE).is_file(),
         }
@@ -302,7 +297,6 @@ class Folder:
                 "name": self._name(path),
                 "parent": self._id(folder),
                 "method": _shown(methods.title(method)),
-                "seed": seed,
                 "status": FAILED if reason else WAITING if comparison["status"] == RUNNING else STOPPED,
                 "note": reason or ("" if comparison["status"] == RUNNING else "not begun"),
                 "round": 0,
@@ -329,9 +323,9 @@ class Folder:
             entry["done"], entry["total"] = sum(one["status"] == FINISHED for one in own), len(own)
             entry["left"] = None
             if entry["status"] == RUNNING and known and lengths:
-                waiting = sum(one["status"] == WAITING for one in own)
-                entry["left"] = sum(one.get("left") or 0 for one in own)
-                entry["left"] += waiting * max(lengths) * sum(known) / len(known)
+                usual = max(lengths) * sum(known) / len(known)
+                going = [one.get("left") for one in own if one["status"] in (RUNNING, STALE, WAITING)]
+                entry["left"] = sum(usual if left is None else left for left in going)
 
 
 class _Grid:
@@ -503,11 +497,10 @@ def _status_of_cells(done: int, total: int | None, under_way: bool, failed: bool
 
 
 # --- files of strangers --------------------------------------------------------------------------------------
-def _record(line: bytes) -> records.Record | None:
+def _record(line: bytes, model: type[BaseModel]) -> records.Record | None:
     with suppress(ValueError):
         found = schema.parse(line)
-        if isinstance(found, dict) and isinstance(found.get("round"), int) and not schema.problem(found, schema.Round):
-            return found
+        return found if isinstance(found, dict) and not schema.problem(found, model) else None
     return None
 
 
@@ -525,7 +518,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _pids(path: Path) -> list[dict[str, Any]]:
     with suppress(OSError, ValueError):
-        return [one for one in _list(json.loads(read_regular(path))) if isinstance(one, dict)]
+        return [one for one in _list(schema.parse(read_regular(path))) if isinstance(one, dict)]
     return []
 
 
@@ -559,7 +552,7 @@ def _shown(name: str | Path) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100 else None
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -145,7 +145,8 @@ function newest(runs) {
 }
 
 function curves(parts, runs) {
-  const drawn = newest(runs.filter((one) => Object.keys(one.curves).length));
+  const begun = runs.filter((one) => Object.keys(one.curves).length);
+  const drawn = newest(begun);
   const methods = new Set(drawn.map((one) => one.method));
   const alike = new Map();
   const lines = drawn.map((one, place) => {
@@ -157,7 +158,7 @@ function curves(parts, runs) {
   const of = (which, label) => lines.map((line) => ({ ...line, points: line.one.curves[which] ?? [], label: label && `${line.name}, ${label}` }));
   const averaged = of("test_ema", "averaged").map((line) => ({ ...line, dash: "1 4" }));
   const tested = drawn.some((one) => one.curves.test);
-  const more = runs.length > drawn.length ? `, ${drawn.length} of ${runs.length} runs` : "";
+  const more = begun.length > drawn.length ? `, ${drawn.length} of ${begun.length} runs` : "";
   if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged]);
   else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"));
   chart(parts.loss, `Training loss${more}`, of("loss"));
