@@ -64,13 +64,13 @@ function ticks(low, high, most) {
 }
 
 // `lines` have name, color, points and perhaps a dash; those of one name are one series.
-function chart(figure, title, lines) {
+function chart(figure, title, lines, rounds) {
   lines = lines.filter((line) => line.points.length);
   if (!lines.length) return figure.replaceChildren();
   const width = Math.max(280, figure.clientWidth - 34);
   const height = Math.min(340, Math.max(220, width * 0.4));
   const every = lines.flatMap((line) => line.points);
-  const right = Math.max(1, ...every.map((found) => found[0]));
+  const right = Math.max(1, rounds, ...every.map((found) => found[0]));
   let low = Math.min(...every.map((found) => found[1]));
   let high = Math.max(...every.map((found) => found[1]));
   const margin = (high - low || Math.abs(high) || 1) * 0.06;
@@ -141,7 +141,7 @@ function section(name, heading) {
 
 function newest(runs) {
   const going = (one) => ["running", "stale"].includes(one.status);
-  return runs.length <= MOST_LINES ? runs : [...runs].sort((one, other) => going(other) - going(one) || other.version - one.version).slice(0, MOST_LINES);
+  return runs.length <= MOST_LINES ? runs : [...runs].sort((one, other) => going(other) - going(one) || other.changed - one.changed).slice(0, MOST_LINES);
 }
 
 function curves(parts, runs) {
@@ -159,9 +159,10 @@ function curves(parts, runs) {
   const averaged = of("test_ema", "averaged").map((line) => ({ ...line, dash: "1 4" }));
   const tested = drawn.some((one) => one.curves.test);
   const more = begun.length > drawn.length ? `, ${drawn.length} of ${begun.length} runs` : "";
-  if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged]);
-  else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"));
-  chart(parts.loss, `Training loss${more}`, of("loss"));
+  const most = Math.max(...drawn.map((one) => one.rounds));
+  if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged], most);
+  else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"), most);
+  chart(parts.loss, `Training loss${more}`, of("loss"), most);
 }
 
 function clients(parts, runs) {
@@ -239,7 +240,7 @@ function showCells(one) {
   const rows = one.cells.map((cell) => [cell.name, state(cell), rounds(cell), percent(cell.accuracy), make("span", cell.note, cell.status === "failed" ? "bad" : "")]);
   fill(parts.table, ["cell", "state", "rounds", "accuracy", "note"], rows, [4]);
   const lines = one.cells.slice(0, MOST_LINES).map((cell, place) => ({ name: cell.name, color: colour(place), points: cell.points }));
-  chart(parts.accuracy, "Test accuracy, %", lines);
+  chart(parts.accuracy, "Test accuracy, %", lines, Math.max(...one.cells.map((cell) => cell.rounds)));
   return parts;
 }
 
@@ -250,10 +251,12 @@ function cards(every) {
   const left = every.filter((one) => one.left && !(one.kind === "run" && entries.get(one.parent)?.kind === "comparison")).map((one) => one.left);
   const cells = every.filter((one) => one.kind === "cells").reduce((sum, one) => sum + one.done, 0);
   const finished = count("finished") - every.flatMap((one) => one.cells ?? []).filter((one) => one.status === "finished").length + cells;
+  const planned = every.filter((one) => one.kind === "cells" && one.total);
+  const waiting = planned.reduce((sum, one) => sum + one.total - one.done - one.failed - one.cells.filter((cell) => cell.status === "running").length, 0);
   const found = [
     ["Running", count("running", "stale"), count("stale") ? `${count("stale")} of them stale` : ""],
     ["Finished", finished, ""],
-    ["Waiting", count("waiting"), ""],
+    ["Waiting", count("waiting") + waiting, ""],
     ["Failed or stopped", count("failed", "stopped"), ""],
     ["Best accuracy", best < 0 ? "–" : percent(best), "last evaluation"],
     ["Time left", left.length ? lasts(Math.max(...left)) : "–", left.length ? "about" : ""],
@@ -275,15 +278,15 @@ function draw() {
   for (const one of every.filter((one) => one.kind !== "run")) {
     const own = every.filter((run) => run.kind === "run" && run.parent === one.id);
     const parts = one.kind === "cells" ? showCells(one) : showRuns(one.id, one, own);
-    sections.push({ parts, going: one.status === "running", version: Math.max(one.version, ...own.map((run) => run.version)) });
+    sections.push({ parts, going: one.status === "running", changed: Math.max(one.changed, ...own.map((run) => run.changed ?? 0)) });
   }
   const single = every.filter((one) => one.kind === "run" && !(entries.get(one.parent)?.kind in { comparison: 1, federation: 1 }));
   if (single.length) {
     const parts = showRuns("", null, single);
-    sections.push({ parts, going: single.some((one) => one.status === "running"), version: Math.max(...single.map((run) => run.version)) });
+    sections.push({ parts, going: single.some((one) => one.status === "running"), changed: Math.max(...single.map((run) => run.changed)) });
   }
-  // What moves stands first; the order stays while nothing begins or ends.
-  sections.sort((one, other) => other.going - one.going);
+  // What trains stands first, in an order that stays, then what has changed last.
+  sections.sort((one, other) => other.going - one.going || (one.going ? 0 : other.changed - one.changed));
   const wanted = sections.map(({ parts }) => parts.made);
   if (wanted.some((made, place) => holder.children[place] !== made) || holder.children.length !== wanted.length) {
     holder.replaceChildren(...wanted);
