@@ -66,8 +66,12 @@ function ticks(low, high, most) {
 // `lines` have name, color, points and perhaps a dash; those of one name are one series.
 function chart(figure, title, lines, rounds) {
   lines = lines.filter((line) => line.points.length);
-  if (!lines.length) return figure.replaceChildren();
   const width = Math.max(280, figure.clientWidth - 34);
+  const key = JSON.stringify([title, rounds, width, lines.map(({ name, color, dash, points }) => [name, color, dash, points])]);
+  if (figure.key === key) return; // somebody may be pointing at it
+  figure.key = key;
+  if (figure.matches(":hover")) tip.hidden = true;
+  if (!lines.length) return figure.replaceChildren();
   const height = Math.min(340, Math.max(220, width * 0.4));
   const every = lines.flatMap((line) => line.points);
   const right = Math.max(1, rounds, ...every.map((found) => found[0]));
@@ -81,7 +85,7 @@ function chart(figure, title, lines, rounds) {
   const y = (value) => (box[3] - ((value - low) / (high - low)) * (box[3] - box[1])) * height;
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}` });
   svg.append(drawn("text", { x: 8, y: 15, "class": "title" }, title));
-  for (const value of ticks(low, high, 5)) {
+  for (const value of ticks(low, high, 6)) {
     svg.append(drawn("line", { x1: x(0), x2: x(right), y1: y(value), y2: y(value), "class": "grid" }));
     svg.append(drawn("text", { x: x(0) - 7, y: y(value) + 4, "text-anchor": "end" }, readable(value)));
   }
@@ -103,8 +107,8 @@ function chart(figure, title, lines, rounds) {
     if (told.findIndex((one) => one.series === place) < told.length - 1) continue;
     const item = make("li");
     item.dataset.series = place;
-    const swatch = make("i");
-    swatch.style.background = line.color;
+    const swatch = drawn("svg", { viewBox: "0 0 24 8" });
+    swatch.append(drawn("line", { x1: 0, x2: 24, y1: 4, y2: 4, style: about.style }));
     item.append(swatch, line.name);
     legend.append(item);
   }
@@ -127,7 +131,7 @@ function section(name, heading) {
   if (!shown.has(name)) {
     const made = make("section", undefined, "live");
     const part = (tag, classes) => made.appendChild(make(tag, undefined, classes));
-    const parts = { made, heading: part("h2"), about: part("p"), table: part("div", "scroll runs"), pair: part("div", "pair") };
+    const parts = { made, heading: part("h2"), about: part("p"), pair: part("div", "pair"), table: part("div", "scroll runs") };
     parts.accuracy = parts.pair.appendChild(make("figure"));
     parts.loss = parts.pair.appendChild(make("figure"));
     parts.clients = part("div");
