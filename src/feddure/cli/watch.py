@@ -26,7 +26,7 @@ def watch(
     ```text
     feddure watch                              # all that is in runs/
     feddure watch runs/compare-demo            # one comparison
-    feddure watch --no-browser --port 8765     # then, from your own machine: ssh -L 8765:127.0.0.1:8765 HOST
+    feddure watch --no-browser --port 8765     # on a server; docs/watching.md
     ```
     """
     if not folder.exists():

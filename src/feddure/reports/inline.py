@@ -17,6 +17,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Transform
 
 from feddure.reports import style
 
@@ -47,7 +48,9 @@ def saying(texts: Iterable[str]) -> str:
 
 def svg(figure: Figure) -> str:
     """The figure as SVG; what belongs to a series has its place in `values(figure)["names"]` as `data-series`."""
-    places = {_SERIES + name: str(place) for place, name in enumerate(_mark(figure))}
+    # As XML reads them: lines of an attribute are one, and some signs there cannot be.
+    marks = (" ".join(_NOT_XML.sub("\ufffd", _SERIES + name).splitlines()) for name in _mark(figure))
+    places = {mark: str(place) for place, mark in enumerate(marks)}
     text = style.render(figure, "svg", own_font=False).decode(errors="replace")
     root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", _CIRCLE.sub(_circle, text)))
     prefix = hashlib.sha256(text.encode()).hexdigest()[:8]  # a page has many figures
@@ -81,10 +84,11 @@ def svg(figure: Figure) -> str:
 def values(figure: Figure) -> dict[str, Any]:
     """What pointing at a figure tells, once it is drawn: the values of its series, and where its axes lie."""
     names = _mark(figure)
-    return {"names": names, "panels": [panel for axes in figure.get_axes() if (panel := _panel(axes, names))]}
+    panels = [_panel(axes, names, figure.transFigure.inverted()) for axes in figure.get_axes()]
+    return {"names": names, "panels": list(filter(None, panels))}
 
 
-def _panel(axes: Axes, names: list[str]) -> dict[str, Any] | None:
+def _panel(axes: Axes, names: list[str], share_of: Transform) -> dict[str, Any] | None:
     along_y = axes.get_gid() == ALONG_Y
     lines: dict[str, dict[str, Any]] = {}
     for name, (line, *_) in _labelled(axes):
@@ -103,7 +107,7 @@ def _panel(axes: Axes, names: list[str]) -> dict[str, Any] | None:
             lines.setdefault(name, about)["points"] += kept
     if not any(line["points"] for line in lines.values()):
         return None
-    box = axes.get_position()
+    box = axes.bbox.transformed(share_of)
     rows = axes.get_yticks() if along_y else ()
     ticks = zip(rows, axes.yaxis.get_major_formatter().format_ticks(list(rows)), strict=True)
     return {
