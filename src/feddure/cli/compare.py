@@ -1,5 +1,6 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,6 +101,7 @@ def compare(
     images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     if not resume:
         wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
         own_images.say_plan(wanted, images, console.print, len(plan.seeds))

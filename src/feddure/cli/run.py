@@ -1,5 +1,6 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +70,7 @@ def run(
     images = looked_at or read(experiment.dataset)
     options.expect_clients(clients, experiment.partition.setting, images)
     console.print(f"run folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     finished_before = runs.is_finished(folder)
     if not resume and not folder.exists():
         own_images.say_plan([experiment], images, console.print)
