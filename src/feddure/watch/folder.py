@@ -376,7 +376,7 @@ class _Grid:
     def _trained(self, name: str, noted: Progress, known: dict[str, Any]) -> Entry:
         """A cell under way."""
         points = self._points.setdefault(name, [])
-        accuracy = None if noted.accuracy is None else round(100 * noted.accuracy, 3)
+        accuracy = None if noted.score is None else round(100 * noted.score, 3)
         if accuracy is not None and (not points or points[-1][0] < noted.round):
             points.append((noted.round, accuracy))
         rounds = known[name].rounds if name in known else 0
