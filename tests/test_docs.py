@@ -140,9 +140,12 @@ def newcomer(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")  # the command says itself how warnings are shown
-@pytest.mark.usefixtures("newcomer")
+@pytest.mark.usefixtures("newcomer", "quiet")
 def test_the_readme_works_as_written(monkeypatch, capsys):
-    """Every command and the Python lines, in their order; what trains does so for one round of one step."""
+    """Every command and the Python lines, in their order; what trains does so for one round of one step.
+
+    Runs leave out their own reports, which take longest: two others are drawn here.
+    """
     small = {"rounds": 1, "sets": {"local_steps": 1, "engine.device": "cpu"}}
     options = [word for key in ("rounds=1", "local_steps=1", "engine.device=cpu") for word in ("--set", key)]
     ran = []
@@ -156,7 +159,7 @@ def test_the_readme_works_as_written(monkeypatch, capsys):
         assert not ended.value.code, (arguments, capsys.readouterr().err)
         ran.append(arguments[0])
     assert ran == ["run", "report", "run", "export", "predict"]
-    assert all(Path(name).is_file() for name in ("first.html", "model.onnx", "runs/mine/report.html"))
+    assert all(Path(name).is_file() for name in ("first.html", "model.onnx"))
     assert "photo.png" in capsys.readouterr().out
 
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
