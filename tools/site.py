@@ -37,6 +37,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if inside and files.get_file_from_path(inside):
             return before + inside + mark + anchor
         kind = "tree" if (ROOT / file).is_dir() else "blob"
-        return f"{before}{config.repo_url}/{kind}/main/{file.as_posix()}{mark}{anchor}"
+        return f"{before}{config.extra['source']}/{kind}/main/{file.as_posix()}{mark}{anchor}"
 
     return _LINK.sub(led, markdown)
