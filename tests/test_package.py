@@ -21,7 +21,7 @@ NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist", "site", "runs"
 
 def done(*command, **options):
     """What a command printed; where it fails, its own words are the error."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
