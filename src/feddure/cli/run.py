@@ -25,6 +25,7 @@ def run(
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    track: options.Track = None,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -39,11 +40,14 @@ def run(
     feddure run --preset aaai24 --set server.ema=0.9           # also test a model averaged over rounds
     feddure run --dataset folder:my/images                     # your own: the preset recommended, fitted to them
     feddure run --dataset folder:my/images --init runs/pretrained
+    feddure run --preset demo --track mlflow                   # with pip install 'feddure[mlflow]'; or wandb
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
     from feddure import api, data, plugins, recommended
+    from feddure.data.partition import expect_clients
     from feddure.simulation import runs
+    from feddure.tracking import tracker
     from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
@@ -63,12 +67,13 @@ def run(
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
+    observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
-    options.expect_clients(clients, experiment.partition.setting, images)
+    expect_clients(clients, experiment.partition.setting, images)
     console.print(f"run folder: {folder}")
     finished_before = runs.is_finished(folder)
     try:
-        finished = runs.execute(experiment, images, folder, resume)
+        finished = runs.execute(experiment, images, folder, resume, observers=observers)
     except runs.Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
@@ -76,3 +81,5 @@ def run(
         console.print("the run is finished already; nothing was trained")
     Console().print(summary_table(finished))
     plain_console().print(f"report: {folder / runs.REPORT_FILE}")
+    for name, place in tracker.places(folder):
+        plain_console().print(f"{name}: {place}")
