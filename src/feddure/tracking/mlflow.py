@@ -23,6 +23,7 @@ class MLflow(Tracker):
     def open(self, experiment: Experiment, run_id: str | None) -> tuple[str, str]:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody has asked for it
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the next round is the next attempt
         self._mlflow: Any = import_module("mlflow")
         self._client = self._mlflow.MlflowClient()
         self._last_round = 0

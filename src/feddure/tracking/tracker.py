@@ -4,7 +4,6 @@ A service may be slow or away. A tracker therefore works in a thread of its own:
 with it. What could not be sent is kept and sent with the next round; the user is told once.
 """
 
-import importlib
 import importlib.util
 import json
 import math
@@ -106,8 +105,13 @@ class Tracker(Observer):
     def _work(self) -> None:
         """Do what is waiting in its order; what fails is tried again with all that comes after it."""
         waiting: list[Callable[[], None]] = []
-        while (task := self._tasks.get()) is not None:
-            waiting.append(task)
+        ends = False
+        while not ends:
+            new = [self._tasks.get()]
+            while not self._tasks.empty():  # a service that is away is tried once for all that has come meanwhile
+                new.append(self._tasks.get())
+            ends = new[-1] is None
+            waiting += [task for task in new if task is not None]
             try:
                 while waiting:
                     waiting[0]()
@@ -134,7 +138,7 @@ def expect(names: Sequence[str]) -> None:
         if name not in NAMES:
             raise ConfigError(f"--track {name}: expected {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
     for kind in _kinds(names):
-        if importlib.util.find_spec(kind.name) is None:
+        if not _is_installed(kind.name):
             raise ConfigError(f"--track {kind.name}: {kind.title} is not installed; pip install 'feddure[{kind.name}]'")
         kind.check()
 
@@ -159,6 +163,10 @@ def _kinds(names: Sequence[str]) -> Iterator[type[Tracker]]:
     from feddure.tracking.wandb import WandB
 
     yield from (kind for kind in (MLflow, WandB) if kind.name in names)
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _file(folder: Path, name: str) -> Path:
