@@ -212,7 +212,8 @@ def compare(
     A method that fails is in `failed`; the others are compared.
 
     >>> import feddure
-    >>> found = feddure.compare("demo", methods=["fedavg", "fedavg-fixmatch"], rounds=1, out="runs/two", progress=False)
+    >>> both = ["fedavg", "fedavg-fixmatch"]
+    >>> found = feddure.compare("demo", methods=both, seeds=[0], rounds=1, out="runs/two", progress=False)
     >>> [row["method"] for row in found.table]
     ['fedavg', 'fedavg-fixmatch']
     """
