@@ -19,14 +19,14 @@ from feddure.simulation.lanes import Task
 from feddure.simulation.program import new_heads, new_module
 
 
-def noise_images(side: int = 32, channels: int = 3, classes: int = 10, number: int = 1000) -> Dataset:
+def noise_images(side: int = 32, channels: int = 3, classes: int = 10, number: int = 1000, tests: int = 100) -> Dataset:
     """A data set of noise: the time of a step does not depend on what the images show."""
     generator = np.random.RandomState(0)
     images = generator.randint(0, 256, (number, side, side, channels)).astype(np.uint8)
     labels = (np.arange(number) % classes).astype(np.int64)
     names = tuple(map(str, range(classes)))
     mean, std = (0.5,) * channels, (0.25,) * channels
-    return Dataset("noise", images, labels, images[:100], labels[:100], names, mean, std)
+    return Dataset("noise", images, labels, images[:tests], labels[:tests], names, mean, std)
 
 
 def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients: int, steps: int) -> list[Task]:

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+sys.path.insert(0, str(ROOT / "tools"))  # where it finds the tables of benchmarks
 spec = importlib.util.spec_from_file_location("findings", ROOT / "tools" / "findings.py")
 findings = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(findings)

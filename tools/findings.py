@@ -1,4 +1,5 @@
-"""Fills the tables of README.md, docs/findings.md and docs/appendix.md from results/, and draws FedTutor's figure.
+"""Fills the tables of README.md, docs/findings.md, docs/appendix.md and docs/performance.md from results/, and draws
+FedTutor's figure.
 
 `python tools/findings.py` (or `make findings`) writes; a test holds the committed pages to it, so that no number of
 theirs can differ from the cells. A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import performance
 import yaml
 from matplotlib.lines import Line2D
 
@@ -25,7 +27,7 @@ from feddure.tracking.summary import LAST, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / "appendix.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("findings", "appendix", "performance")))
 FIGURE = ROOT / "docs" / "images" / "fedtutor.png"
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
@@ -600,6 +602,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "all-few-labels": _few,
     "repeats": _repeats,
     "origins": _origins,
+    **performance.TABLES,
 }
 
 _PLACE = re.compile(r"(?<=<!-- table: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end -->)", re.DOTALL)

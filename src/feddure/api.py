@@ -61,8 +61,8 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """Accuracy of the last round and of the last 10 evaluations, steps, time."""
-        return summarise(self._run.metrics, self._run.timing)
+        """Every metric at the last evaluation and over the last 10, steps, time."""
+        return summarise(self._run.metrics, self._run.timing, self._run.experiment.metric)
 
     @property
     def sites(self) -> list[SiteAccuracy]:

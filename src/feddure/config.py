@@ -13,6 +13,9 @@ Setting = Literal["iid-iid", "iid-dir", "dir-dir", "fedmatch", "pairs", "sites"]
 DIRICHLET = ("iid-dir", "dir-dir", "pairs")
 """The settings in which γ acts."""
 
+Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
+"""The metrics that may rank; `feddure.tracking.metrics` has them all."""
+
 Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -178,6 +181,9 @@ class Experiment(_Section):
         None, ge=0, description="FedProx's μ for any method; empty means the method's own (0.01 for fedprox-*)."
     )
     evaluate_every: int = Field(5, ge=1, description="Rounds between two evaluations on the whole test set.")
+    metric: Metric = Field(
+        "accuracy", description="What ranks runs in tables, reports, comparisons and sweeps; all are recorded."
+    )
     validation: float = Field(
         0.0,
         ge=0,

@@ -31,7 +31,8 @@ SCHEMA = 2
 or meaning does not show in them and needs the next number."""
 
 _NOT_IN_RESULTS = {
-    "engine": {"lanes", "compile", "device"}, "checkpoint_every": True, "probe_every": True, "init": True
+    "engine": {"lanes", "compile", "device"}, "checkpoint_every": True, "probe_every": True, "init": True,
+    "metric": True,
 }  # fmt: skip
 
 # What other programs call some fields; for hints only.

@@ -38,6 +38,10 @@ FOUR = np.zeros(4, dtype=np.int64)
         ({"sites": ("x",), "site": np.array([0, 0, 1, 0])}, r"site\[2\] is 1, expected 0 to 0"),
         ({"sites": ("x", "y"), "site": FOUR}, "'y' owns no image"),
         ({"sites": ("x",), "site": FOUR[:3]}, r"expected int64 \[4\]"),
+        (
+            {"sites": ("x",), "site": 0 * FOUR, "test_site": FOUR + 1},
+            r"test_site\[0\] is 1, expected 0 to 0 for 1 sites",
+        ),
         ({"mean": (0.5, 0.5)}, "expected 1 finite"),
         ({"mean": (float("nan"),)}, "expected 1 finite"),
         ({"std": (0.0,)}, "above 0"),

@@ -16,6 +16,7 @@ from feddure.experiments import load
 from feddure.reports import figures, style
 from feddure.reports.participation import participation
 from feddure.reports.run_report import write_report
+from feddure.tracking import metrics
 from feddure.tracking.records import Run, Writer
 
 CLASSES = ["cat", "dog", "<ship>"]
@@ -57,6 +58,19 @@ def evaluation(accuracy, classes):
     confusion = np.full((classes, classes), 2) + np.diag(np.full(classes, 5))
     shares = [accuracy] * classes
     return {"accuracy": accuracy, "loss": 1 - accuracy, "per_class": shares, "confusion": confusion.tolist()}
+
+
+def complete(accuracy, macro_f1=0.4321):
+    """An evaluation with all that a run writes now; nothing was tested of the last class."""
+    return metrics.from_confusion([[7, 3, 0], [2, 8, 0], [0, 0, 0]]) | {
+        "accuracy": accuracy,
+        "loss": 1.0,
+        "macro_f1": macro_f1,
+        "auroc": 0.8765,
+        "ece": 0.0987,
+        "calibration": {"images": [0, 12, 8], "confidence": [0.0, 0.5, 0.9], "accuracy": [0.0, 0.6, 0.7]},
+        "by_site": {"north": {"images": 20, "accuracy": 0.6543}},
+    }
 
 
 class Page(HTMLParser):
@@ -297,3 +311,46 @@ def test_probes_are_drawn_for_each_setting_and_over_seeds(tmp_path):
     assert "Right labels, overconfidence, and test accuracy around aggregation" in page.pictures
     write_report([make_run(tmp_path / "plain")], tmp_path / "plain.html")
     assert "Who labels, and how far clients drift" not in Page(tmp_path / "plain.html").html
+
+
+# --- quality -------------------------------------------------------------------------------------------
+
+
+def with_evaluations(folder, test, test_ema=None, **changes):
+    """A run with one evaluation."""
+    make_run(folder, evaluated=False, **changes)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"test": test} | ({"test_ema": test_ema} if test_ema else {})
+    (folder / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    return folder
+
+
+def test_every_metric_of_the_last_and_the_averaged_model(tmp_path):
+    run = with_evaluations(tmp_path / "run", complete(0.75), complete(0.76, 0.5432), metric="macro_f1")
+    page = page_of(run)
+    for text in ("Test macro F1", "43.21", "54.32", "87.65", "9.87", "65.43"):
+        assert page.says(text), text
+    assert page.says("sensitivity, averaged model")
+    assert page.says("left out of the means: <ship>")
+    assert {"Reliability diagram", "Confusion matrix of the averaged model"} <= page.pictures.keys()
+    assert any(alt.startswith("Test macro F1 against rounds") for alt in page.pictures)
+
+
+def test_runs_of_an_earlier_version_have_what_their_confusion_tells(single):
+    assert single.says("balanced accuracy")
+    assert single.says("specificity")
+    assert not single.says("AUROC 0")
+    assert "Reliability diagram" not in single.pictures
+
+
+def test_data_sets_have_axes_of_their_own(tmp_path):
+    page = page_of(make_run(tmp_path / "a"), make_run(tmp_path / "b", dataset="cifar10"))
+    curves = [alt for alt in page.pictures if alt.startswith("Test accuracy")]
+    assert len(curves) == 2
+    assert any("CIFAR-10" in alt for alt in curves)
+
+
+def test_one_evaluation_is_not_called_a_mean_of_ten(tmp_path):
+    runs = [with_evaluations(tmp_path / name, complete(0.7), seed=seed) for seed, name in enumerate("ab")]
+    assert not page_of(*runs).says("last 10")
+    assert page_of(runs[0]).says("its only evaluation")

@@ -1,5 +1,9 @@
 """Evaluation against a direct loop over test images with an ordinary module."""
 
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +11,11 @@ import torch.nn.functional as F
 import tiny
 from feddure import nn as networks
 from feddure.data.batches import DeviceImages
+from feddure.data.dataset import check
 from feddure.errors import FeddureWarning
+from feddure.simulation import evaluate as evaluation
+from feddure.simulation.evaluate import evaluate, to_record
+from oracle import metrics_twin
 
 
 def plain_module(federation):
@@ -122,3 +130,93 @@ def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(image
     with pytest.raises(torch.cuda.OutOfMemoryError):
         federation.server.test()
     assert network.compiled
+
+
+# --- metrics -----------------------------------------------------------------------------------------------
+
+
+def evaluated(logits, labels):
+    """What `evaluate` says of a network that gives these logits."""
+    network = SimpleNamespace(evaluator=lambda theta, statistics: lambda pixels: pixels)
+    pieces = [(logits[:7], labels[:7]), (logits[7:], labels[7:])]
+    images = SimpleNamespace(device=logits.device, test_batches=lambda size: pieces, test_site=None)
+    return evaluate(network, None, None, images, logits.shape[1])
+
+
+@pytest.mark.parametrize(("images", "classes", "absent"), [(60, 4, None), (41, 3, 1), (30, 2, None), (9, 5, 0)])
+def test_metrics_equal_those_of_single_images(monkeypatch, images, classes, absent):
+    """Small whole logits make ties; classes without images are left out of the means."""
+    random = torch.Generator().manual_seed(images)
+    logits = torch.randint(0, 4, (images, classes), generator=random).double()
+    labels = torch.randint(0, classes, (images,), generator=random)
+    labels[labels == absent] = classes - 1
+    monkeypatch.setattr(evaluation, "_MOST_SCORES", 2 * images)  # classes in parts of two
+    found = to_record(evaluated(logits, labels), classes)
+    expected = metrics_twin.metrics(logits.softmax(1).tolist(), labels.tolist())
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert sum(found["calibration"]["images"]) == images
+
+
+def test_metrics_are_those_of_scikit_learn():
+    """Numbers of scikit-learn 1.9 for the same predictions; specificity is its recall of all other classes as one."""
+    logits = [
+        [2, 1, 0],
+        [0, 2, 1],
+        [1, 1, 3],
+        [3, 0, 0],
+        [1, 2, 0],
+        [0, 1, 1],
+        [2, 0, 2],
+        [1, 0, 0],
+        [0, 3, 1],
+        [0, 0, 1],
+    ]
+    labels = [0, 1, 2, 0, 0, 1, 2, 1, 1, 2]
+    found = to_record(evaluated(torch.tensor(logits).float(), torch.tensor(labels)), 3)
+    names = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+    expected = (0.7, 0.6944444444444443, 0.7071428571428572, 0.9126984126984127)
+    assert [found[name] for name in names] == pytest.approx(expected)
+    assert found["per_class"] == pytest.approx([2 / 3, 0.75, 2 / 3])
+    assert found["specificity"] == pytest.approx([0.7142857142857143, 0.8333333333333334, 1.0])
+
+
+def test_what_no_image_tells_is_none():
+    logits, labels = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(12, dtype=torch.long)
+    found = to_record(evaluated(logits, labels), 3)
+    assert found["auroc"] is None
+    assert found["specificity"][0] is None
+    assert found["balanced_accuracy"] == found["accuracy"] == found["per_class"][0]
+    logits[3] = torch.nan
+    labels[0] = 1
+    found = to_record(evaluated(logits, labels), 3)
+    assert found["auroc"] is found["ece"] is None
+    assert sum(map(sum, found["confusion"])) == 12
+
+
+def test_evaluating_waits_for_no_number():
+    """Tensors without data cannot be read: whatever fetched a value would fail."""
+    logits, labels = torch.empty(12, 3, device="meta"), torch.empty(12, dtype=torch.long, device="meta")
+    assert evaluated(logits, labels).device.type == "meta"
+
+
+def test_the_averaged_model_and_validation_images_have_every_metric(images):
+    federation = tiny.federation(tiny.experiment({"server.ema": 0.5, "validation": 0.25}), images)
+    found = federation.train_round()
+    every = {"accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "specificity", "calibration"}
+    for name in ("test", "test_ema", "validation", "validation_ema"):
+        assert every <= found[name].keys()
+
+
+def test_each_site_has_the_accuracy_on_its_own_test_images(images):
+    own = np.array([0, 1, -1, 0, 3] * 12)
+    sites = {"sites": ("n", "e", "s", "w"), "site": np.arange(len(images.labels)) % 4, "test_site": own}
+    with_sites = check(dataclasses.replace(images, **sites), "here")
+    found = tiny.federation(tiny.experiment(), with_sites).server.test()["test"]
+    for site, name in enumerate(("n", "e", "w")):
+        number = {"w": 3}.get(name, site)
+        kept = own == number
+        few = dataclasses.replace(images, test_images=images.test_images[kept], test_labels=images.test_labels[kept])
+        alone = tiny.federation(tiny.experiment(), few).server.test()["test"]
+        assert found["by_site"][name] == {"images": kept.sum(), "accuracy": alone["accuracy"]}
+    assert "s" not in found["by_site"]
+    assert found["accuracy"] == tiny.federation(tiny.experiment(), images).server.test()["test"]["accuracy"]

@@ -12,6 +12,9 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
+from feddure.simulation.federation import run
+from feddure.simulation.lanes import Stopped
+from feddure.tracking.observer import Observer
 
 BUILT_IN = tuple(METHODS)  # other tests register methods of their own
 
@@ -254,3 +257,52 @@ def test_another_seed_gives_another_model(images):
     one, other = (tiny.finished(tiny.experiment({"seed": seed, "partition.seed": 0}), images) for seed in (0, 1))
     assert one.partition.sha256 == other.partition.sha256
     assert not torch.equal(one.server.state["theta"], other.server.state["theta"])
+
+
+class Witness(Observer):
+    """Keeps what it is told, and the model that belongs to it."""
+
+    def __init__(self, fails_at=0):
+        self.told, self.rounds, self.models, self.fails_at = [], [], [], fails_at
+
+    def round_done(self, federation, record, seconds):
+        if record["round"] == self.fails_at:
+            raise OSError("no space left")
+        self.told.append(record)
+        self.rounds.append(federation.round)
+        self.models.append(federation.server.state["theta"].clone())
+
+
+def watched(images, overlaps, witness, stop=lambda: False):
+    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "rounds": 4, "evaluate_every": 2}
+    federation = tiny.federation(tiny.experiment(changes), images)
+    federation.engine.lanes.overlaps = overlaps
+    run(federation, [witness], stop)
+    return federation
+
+
+def test_a_round_that_is_told_while_the_next_one_trains_is_the_same_round(images):
+    """As on a GPU: records come a round later, each with the model that it is about."""
+    one, other = Witness(), Witness()
+    watched(images, False, one)
+    watched(images, True, other)
+    assert other.rounds == [1, 2, 3, 4]
+    assert json.dumps(one.told) == json.dumps(other.told)
+    for found, expected in zip(other.models, one.models, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_round_is_told_also_when_the_next_one_is_stopped(images):
+    witness, steps = Witness(), iter(range(10**6))
+    per_round = tiny.experiment({"method": "feddure"}).clients_per_round * 2  # more than lanes ask for in two rounds
+    with pytest.raises(Stopped):
+        watched(images, True, witness, lambda: next(steps) > per_round)
+    assert witness.rounds == list(range(1, len(witness.rounds) + 1))
+    assert witness.rounds
+
+
+def test_an_observer_that_fails_while_clients_train_ends_the_run_and_is_asked_once(images):
+    witness = Witness(fails_at=2)
+    with pytest.raises(OSError, match="no space"):
+        watched(images, True, witness)
+    assert witness.rounds == [1]

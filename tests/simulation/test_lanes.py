@@ -129,10 +129,10 @@ def test_out_of_memory_goes_on_with_fewer_lanes(images, monkeypatch):
     engine = Engine(tiny.experiment({"engine.lanes": 4}).engine)
     really = Lanes.run
 
-    def crowded(self, tasks):
+    def crowded(self, tasks, meanwhile):
         if self.limit > 1:
             raise torch.cuda.OutOfMemoryError("too many lanes")
-        return really(self, tasks)
+        return really(self, tasks, meanwhile)
 
     monkeypatch.setattr(Lanes, "run", crowded)
     with pytest.warns(FeddureWarning) as notes:
@@ -145,7 +145,7 @@ def test_out_of_memory_goes_on_with_fewer_lanes(images, monkeypatch):
 
 
 def test_out_of_memory_with_one_lane_is_the_users_to_solve(images, monkeypatch):
-    def full(self, tasks):
+    def full(self, tasks, meanwhile):
         raise torch.cuda.OutOfMemoryError("even one is too many")
 
     monkeypatch.setattr(Lanes, "run", full)

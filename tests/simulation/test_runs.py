@@ -208,15 +208,15 @@ def test_a_run_with_validation_names_its_best_round(tmp_path, tests):
     run = execute(tmp_path / "run", images=images, **changes)
     found = summarise(run.metrics)
     by_round = {record["round"]: record["validation"]["accuracy"] for record in run.metrics}
-    assert found.validation_best == by_round[found.best_round] == max(by_round.values())
-    assert found.validation_ema == run.metrics[-1]["validation_ema"]["accuracy"]
+    assert found.score.validation_best == by_round[found.score.best_round] == max(by_round.values())
+    assert found.score.validation_ema == run.metrics[-1]["validation_ema"]["accuracy"]
     if tests:
-        assert found.accuracy_best == run.metrics[found.best_round - 1]["test"]["accuracy"]
-    assert any(str(found.best_round) in name for name, _ in found.rows())
+        assert found.score.best == run.metrics[found.score.best_round - 1]["test"]["accuracy"]
+    assert any(str(found.score.best_round) in name for name, _ in found.rows())
     assert run.partition["validation"] == 20
     assert "Validation accuracy" in render([run])
     row = of_runs([run]).iloc[0]
-    assert row["validation_best"] == pytest.approx(100 * found.validation_best)
+    assert row["validation_best"] == pytest.approx(100 * found.score.validation_best)
 
 
 def test_a_repeated_run_has_the_same_validation_images(tmp_path):

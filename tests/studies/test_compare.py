@@ -286,9 +286,9 @@ def test_runs_on_different_partitions_are_not_compared(images, tmp_path):
 # --- the numbers ---------------------------------------------------------------------------------------
 
 
-def made_up(tmp_path, method, seed, accuracies, steps, communication=None, seconds=2.0):
+def made_up(tmp_path, method, seed, accuracies, steps, communication=None, seconds=2.0, **others):
     metrics = [
-        {"round": n, "clients": [0, 1], "steps": steps, "test": {"accuracy": accuracy}}
+        {"round": n, "clients": [0, 1], "steps": steps, "test": {"accuracy": accuracy, **others}}
         | ({"communication": communication} if communication else {})
         for n, accuracy in enumerate(accuracies, start=1)
     ]
@@ -326,7 +326,7 @@ def test_the_tables(tmp_path):
     }
     assert (feddure["bytes_down"], feddure["bytes_up"], feddure["seconds"]) == ("", "", "44.0")
     by_last10, by_last = table(tmp_path / "paired.csv")
-    assert (by_last10["accuracy"], by_last["accuracy"]) == ("last10", "last")
+    assert (by_last10["evaluations"], by_last["evaluations"]) == ("last10", "last")
     expected = paired({0: 61, 1: 60}, {0: 51, 1: 41})
     assert float(by_last10["difference_mean"]) == pytest.approx(0.145, abs=1e-6)
     assert float(by_last10["interval_low"]) == pytest.approx(expected.low / 100, abs=1e-6)
@@ -337,6 +337,34 @@ def test_the_tables(tmp_path):
     assert list(view.methods()["sent"]) == ["1.87 kB", "–"]
     assert list(view.methods()["time"]) == ["22 s", "44 s"]
     assert "mean of last 10 evaluations" in view.about_methods()
+
+
+def test_another_metric_ranks_where_it_is_asked_for(tmp_path):
+    plan = make_plan(["fedavg-matched", "feddure"], [0, 1])
+    found = [
+        made_up(tmp_path, "fedavg-matched", seed, [0.9] * 12, [4, 6], macro_f1=0.3 + seed / 100, ece=0.2)
+        for seed in (0, 1)
+    ]
+    found += [
+        made_up(tmp_path, "feddure", seed, [0.5] * 12, [4, 6], macro_f1=0.6 + seed / 50, ece=0.1) for seed in (0, 1)
+    ]
+    view = View(plan, found, {}, "macro_f1")
+    view.write_tables(tmp_path)
+    pair = table(tmp_path / "paired.csv")[0]
+    assert (pair["metric"], float(pair["difference_mean"])) == ("macro_f1", pytest.approx(0.305))
+    assert list(view.methods()["macro F1, last 10"].map(str)) == ["30.5 ± 0.7", "61.0 ± 1.4"]
+    assert "Points of macro F1" in view.about_pairs()
+    assert list(view.metrics()["accuracy"].map(str)) == ["90.0 ± 0.0", "50.0 ± 0.0"]
+    assert [row["ece_last10_mean"] for row in table(tmp_path / "comparison.csv")] == ["0.2", "0.1"]
+    curve = view.frame["curve"][0]
+    assert curve[0][1] == pytest.approx(30.0)
+
+
+def test_one_evaluation_is_not_a_mean_of_ten(tmp_path):
+    plan = make_plan(["fedavg-matched", "feddure"], [0])
+    view = View(plan, [made_up(tmp_path, method, 0, [0.5], [5, 5]) for method in plan.methods], {})
+    assert "last" in view.methods().columns
+    assert not any("10" in text for text in (*view.methods().columns, view.about_methods(), view.about_pairs()))
 
 
 @pytest.mark.usefixtures("_with_report")

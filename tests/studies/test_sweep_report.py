@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from feddure import methods
+from feddure.errors import ConfigError
 from feddure.reports import style
 from feddure.reports.frame import paired
 from feddure.studies import sweep, sweep_report
@@ -309,6 +310,33 @@ def test_the_figure_of_many_leaderboards_says_what_it_has_no_room_for(tmp_path):
     assert style.render(figure, "png", 50)
     assert len(figure.axes) == 8
     assert "the best 6 of 8 leaderboards" in figure.get_suptitle()
+
+
+# --- metric ----------------------------------------------------------------------------------------------
+def test_the_metric_ranks_and_cells_that_lack_it_are_measured_again(tmp_path):
+    wanted, store = make(tmp_path, RATES, seeds=(0, 1), set={"metric": "auroc"})
+    by_accuracy, _ = make(tmp_path, RATES, seeds=(0, 1))
+    assert [cell.hash for cell in wanted.cells()] == [cell.hash for cell in by_accuracy.cells()]
+    for place, point in enumerate(by_accuracy.points):
+        keep(store, point, 0.3 + 0.1 * place, 0.3 + 0.1 * place)  # the last is the most accurate
+    assert all(store.has(cell) for cell in by_accuracy.cells())
+    assert not any(store.has(cell) for cell in wanted.cells())  # measured by an earlier version
+    for place, point in enumerate(by_accuracy.points):
+        found = [store.find(cell) for cell in point.cells]
+        scores = {"auroc": {"last": 0.9 - 0.1 * place, "last10": 0.8 - 0.1 * place, "unheard of": 1.0}}
+        store.keep(*(replace(one, metrics=scores) for one in found))
+    rows, text, page = written(wanted, store)
+    assert [row["optimizer.learning_rate"] for row in rows] == ["0.1", "0.01", "0.001"]
+    assert (float(rows[0]["auroc_last10_mean"]), float(rows[0]["accuracy_last10_mean"])) == (80, 30)
+    assert "Ordered by test AUROC" in text
+    assert "AUROC, " in text.splitlines()[4]
+    assert "Test AUROC" in page
+    assert written(by_accuracy, store)[0][0]["optimizer.learning_rate"] == "0.001"
+
+
+def test_a_sweep_has_one_metric(tmp_path):
+    with pytest.raises(ConfigError, match="give it in set"):
+        make(tmp_path, {"metric": ["accuracy", "auroc"]})
 
 
 # --- validation ------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_progress_goes_to_standard_error(capsys):
 def test_plain_lines_for_the_first_round_and_each_evaluation():
     lines = show(PlainLog, pipe(), [record(number, 0.512 if number % 5 == 0 else None) for number in range(1, 11)])
     assert [line.split("  ")[0] for line in lines] == ["round 1/200", "round 5/200", "round 10/200"]
-    for part in ("accuracy 0.512", "loss 1.31", "train loss 0.88", "4.0 clients/s", "left 0:03:10"):
+    for part in ("accuracy 51.20\u202f%", "loss 1.31", "train loss 0.88", "4.0 clients/s", "left 0:03:10"):
         assert part in lines[-1]
 
 
@@ -114,19 +114,19 @@ def test_what_a_method_does_not_record_or_could_not_compute_is_no_error():
     lines = show(
         PlainLog, pipe(), [bare, {"round": 2, "test": {"accuracy": 0.1, "loss": 2.0}, "diagnostics": {"x": 1}}]
     )
-    assert "accuracy 0.100  loss –  train loss –" in lines[0]
-    assert "accuracy 0.100  loss 2.00" in lines[1]
+    assert "accuracy 10.00\u202f%  loss –  train loss –" in lines[0]
+    assert "accuracy 10.00\u202f%  loss 2.00" in lines[1]
 
 
 def test_the_averaged_model_is_shown_beside_the_global_one():
     (line,) = show(PlainLog, pipe(), [record(1, 0.5, test_ema={"accuracy": 0.6, "loss": 1.0})])
-    assert "averaged 0.600" in line
+    assert "averaged 60.00\u202f%" in line
 
 
 def test_the_bar_starts_where_the_run_resumes_and_keeps_the_last_evaluation():
     lines = show(Progress, terminal(), [record(41, 0.512), record(42)], done=40, name="FedAvg")
     assert "40/200" in lines[0]
-    for part in ("FedAvg  round 42/200", "accuracy 0.512", "4.0 clients/s", "left 0:02:38"):
+    for part in ("FedAvg  round 42/200", "accuracy 51.20\u202f%", "4.0 clients/s", "left 0:02:38"):
         assert part in lines[-1]
 
 

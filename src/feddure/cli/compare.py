@@ -1,17 +1,19 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from feddure.cli import options
 from feddure.cli.tables import plain_console, table, tell_error
+from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from feddure.api import Comparison
+    from feddure.studies.compare import Comparison
 
 
 def compare(
@@ -59,49 +61,67 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, experiments
+    from feddure import api, data, experiments, plugins, recommended
+    from feddure.data.partition import expect_clients
     from feddure.simulation.runs import Interrupted
     from feddure.studies import compare as study
     from feddure.studies.grid import failures as grid_failures
 
+    for text in sets or ():
+        key = text.partition("=")[0].strip()
+        if key in ("method", "seed"):
+            raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
+    present = study.read_plan(out) if resume and out is not None else None
+    if resume and preset is None and file is None:
+        file = study.config_to_resume(out)
+    changes: dict[str, Any] = {
+        "dataset": dataset,
+        "partition.setting": setting,
+        "partition.clients": clients,
+        "model": model,
+        "init": init,
+        "rounds": rounds,
+    }
+    console = plain_console(stderr=True)
+    read = partial(data.load, data_dir=data_dir, progress=True)
+    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
+    if looked_at is not None:
+        preset = recommended.NAME
+    usual = experiments.compared(preset) if preset is not None else ([], [])
+    named = options.names("--methods", methods) or usual[0]
+    chosen = options.numbers("--seeds", seeds) if seeds is not None else usual[1]
+    if not chosen and present is None:
+        chosen = [experiment.seed]
+    plan = study.make_plan(named, chosen, against, present)
+    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
+    folder = out if out is not None else api.new_folder(f"compare-{name}")
+    study.check(plan, experiment, folder, resume)  # before a data set is downloaded
+    images = looked_at or read(experiment.dataset)
+    expect_clients(clients, experiment.partition.setting, images)
+    console.print(f"comparison folder: {folder}")
     began = time.monotonic()
     try:
-        found = api.compare(
-            preset,
-            methods=options.names("--methods", methods),
-            seeds=options.numbers("--seeds", seeds) if seeds is not None else (),
-            against=against,
-            config_file=file,
-            dataset=dataset,
-            setting=setting,
-            model=model,
-            init=init,
-            rounds=rounds,
-            clients=clients,
-            out=out,
-            resume=resume,
-            data_dir=data_dir,
-            track=options.names("--track", track),
-            sets=experiments.parse_sets(sets or ()),
-            allow_modules=allow_modules,
-        )
+        services = options.names("--track", track)
+        found = study.compare(plan, experiment, images, folder, resume, track=services)
     except Interrupted as stopped:
-        plain_console(stderr=True).print(str(stopped))
+        console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
-    _show(found, time.monotonic() - began)
+    _show(found, folder, time.monotonic() - began)
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
-        again = study.resume_command(found.folder, found.plan, found.runs[0].experiment)
-        go_on = f"The others are compared; try again with: {again}"
+        go_on = (
+            f"The others are compared; try again with: {study.resume_command(folder, plan, found.runs[0].experiment)}"
+        )
         tell_error("\n".join([*grid_failures.told(ended), go_on]))
         raise typer.Exit(1)
 
 
-def _show(found: "Comparison", seconds: float) -> None:
+def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     from feddure.studies import compare as study
     from feddure.tracking.summary import duration
 
-    folder, plan, experiment = found.folder, found.plan, found.runs[0].experiment
+    plan, experiment = found.plan, found.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
     view = found.view
     Console().print("", table(title, view.methods(), view.about_methods(), numbers_from=1))
@@ -110,7 +130,7 @@ def _show(found: "Comparison", seconds: float) -> None:
     console = plain_console()
     for sentence in view.joining.sentences() if view.joining is not None else ():
         console.print(f"\n{sentence}")
-    console.print(f"\nreport  {folder / study.REPORT_FILE}")
+    console.print(f"\nreport  {found.report}")
     console.print(f"tables  {folder / study.TABLE_FILE}\n        {folder / study.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:

@@ -1,5 +1,6 @@
 """Tables and lines in the terminal."""
 
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -9,6 +10,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_WIDEST_HEAD = 12  # characters of a line above a column of numbers
 
 
 def plain_console(stderr: bool = False) -> Console:
@@ -37,7 +40,8 @@ def table(
     )
     for place, name in enumerate(frame.columns):
         right = place >= numbers_from
-        found.add_column(escape(str(name)), justify="right" if right else "left", no_wrap=name != wrapped)
+        head = fill(str(name), _WIDEST_HEAD, break_long_words=False) if right else str(name)
+        found.add_column(escape(head), justify="right" if right else "left", no_wrap=name != wrapped)
     for row in frame.itertuples(index=False):
         found.add_row(*(escape(str(value)) for value in row))
     return found

@@ -154,6 +154,8 @@ class DeviceImages:
         self._classes, self._number = dataset.labels, len(dataset.classes)
         self.test_images = _tensor(dataset.test_images).to(device)
         self.test_labels = _tensor(dataset.test_labels).to(device)
+        self.test_site = None if dataset.test_site is None else _tensor(dataset.test_site).to(device)
+        self.sites = len(dataset.sites)
         self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
 
     def test_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:

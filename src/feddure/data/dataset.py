@@ -21,7 +21,8 @@ class Dataset:
 
     `labelled` marks the images whose labels the learner may see, where the data come with such a split
     (a user's own folder); it is None where a partition decides it (the benchmark data sets).
-    `site` numbers the owner of each training image where the data come with owners, named in `sites`.
+    `site` numbers the owner of each training image where the data come with owners, named in `sites`; `test_site` does
+    so for test images, where some are a site's own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Dataset:
     labelled: np.ndarray | None = None  # bool [N]
     sites: tuple[str, ...] = ()
     site: np.ndarray | None = None  # int64 [N]
+    test_site: np.ndarray | None = None  # int64 [M], UNKNOWN where an image is no site's own
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -89,9 +91,10 @@ def check(dataset: Dataset, where: str) -> Dataset:
 
 def _problems(data: Dataset) -> Iterator[str]:
     """What is wrong with a data set; each check relies on those before it, so only the first counts."""
-    for name in ("images", "labels", "test_images", "test_labels", "labelled", "site"):
+    optional = ("labelled", "site", "test_site")
+    for name in ("images", "labels", "test_images", "test_labels", *optional):
         array = getattr(data, name)
-        if not isinstance(array, np.ndarray) and not (array is None and name in ("labelled", "site")):
+        if not isinstance(array, np.ndarray) and not (array is None and name in optional):
             yield f"{name} is a {type(array).__name__}, expected a numpy array"
     for name, images in (("images", data.images), ("test_images", data.test_images)):
         if images.dtype != np.uint8:
@@ -120,14 +123,16 @@ def _problems(data: Dataset) -> Iterator[str]:
         yield f"std is {list(data.std)}, expected numbers above 0"
 
 
-def _label_problems(name: str, labels: np.ndarray, images: int, lowest: int, classes: int) -> Iterator[str]:
+def _label_problems(
+    name: str, labels: np.ndarray, images: int, lowest: int, number: int, what: str = "classes"
+) -> Iterator[str]:
     if labels.dtype != np.int64:
         yield f"{name} have dtype {labels.dtype}, expected int64"
     if labels.shape != (images,):
         yield f"{name} have shape {list(labels.shape)}, expected [{images}], one for each image"
     unknown = f", or {UNKNOWN} where it is not known" if lowest == UNKNOWN else ""
-    for wrong in np.flatnonzero((labels < lowest) | (labels >= classes)):
-        yield f"{name}[{wrong}] is {labels[wrong]}, expected 0 to {classes - 1} for {classes} classes{unknown}"
+    for wrong in np.flatnonzero((labels < lowest) | (labels >= number)):
+        yield f"{name}[{wrong}] is {labels[wrong]}, expected 0 to {number - 1} for {number} {what}{unknown}"
 
 
 def _labelled_problems(data: Dataset) -> Iterator[str]:
@@ -146,7 +151,7 @@ def _labelled_problems(data: Dataset) -> Iterator[str]:
 
 def _site_problems(data: Dataset) -> Iterator[str]:
     if data.site is None:
-        if data.sites:
+        if data.sites or data.test_site is not None:
             yield "sites are named but `site` does not say which image is whose"
         return
     if data.site.dtype != np.int64 or data.site.shape != data.labels.shape:
@@ -155,3 +160,7 @@ def _site_problems(data: Dataset) -> Iterator[str]:
         yield f"site[{image}] is {data.site[image]}, expected 0 to {len(data.sites) - 1}"
     for site in np.flatnonzero(np.bincount(data.site, minlength=len(data.sites)) == 0):
         yield f"site '{data.sites[site]}' owns no image"
+    if data.test_site is not None:
+        yield from _label_problems(
+            "test_site", data.test_site, len(data.test_images), UNKNOWN, len(data.sites), "sites"
+        )

@@ -169,7 +169,8 @@ def expect_clients(clients: int | None, setting: str, images: Dataset) -> None:
     if setting == "sites" and images.sites and clients not in (None, len(images.sites)):
         raise ConfigError(
             f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
-            "--setting sites each is one client; leave --clients out"
+            f"--setting sites each is one client; leave --clients out, or deal all images to {clients} clients with "
+            "--setting iid-iid"
         )
 
 

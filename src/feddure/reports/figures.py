@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from feddure.reports import style
 from feddure.reports.diagnostics import LAST_PROBES, LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
 from feddure.reports.style import LineStyle
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Record
 from feddure.tracking.summary import NOTHING, evaluations
 
@@ -48,19 +49,19 @@ class Curve(NamedTuple):
     band: Sequence[tuple[float, float]] = ()
 
 
-def accuracy(lines: Sequence[Line]) -> Figure:
-    """Test accuracy against rounds."""
-    return curves(_evaluated(lines, "accuracy", 100), "Test accuracy, %")
+def metric(lines: Sequence[Line], name: str = "accuracy", data: str = "") -> Figure:
+    """A metric on test images against rounds; `data` says of which data set, as " on CIFAR-10"."""
+    return curves(_evaluated(lines, name, 100), f"Test {TITLES[name]}{data}, %")
 
 
-def validation(lines: Sequence[Line]) -> Figure:
-    """Accuracy on validation images against rounds."""
-    return curves(_evaluated(lines, "accuracy", 100, "validation"), "Validation accuracy, %", height=3.2)
+def validation(lines: Sequence[Line], name: str = "accuracy", data: str = "") -> Figure:
+    """A metric on validation images against rounds."""
+    return curves(_evaluated(lines, name, 100, "validation"), f"Validation {TITLES[name]}{data}, %", height=3.2)
 
 
-def loss(lines: Sequence[Line]) -> Figure:
+def loss(lines: Sequence[Line], data: str = "") -> Figure:
     """Test loss against rounds."""
-    return curves(_evaluated(lines, "loss"), "Test loss (mean cross entropy)", height=3.2)
+    return curves(_evaluated(lines, "loss"), f"Test loss{data} (mean cross entropy)", height=3.2)
 
 
 def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1, on: str = "test") -> list[Curve]:

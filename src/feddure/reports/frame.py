@@ -1,6 +1,6 @@
 """Results as one table, a row a run, and the statistics that every view of them shares.
 
-Comparisons, sweeps and the paper's tables and charts are views of this frame. Accuracies are in per cent, differences
+Comparisons, sweeps and the paper's tables and charts are views of this frame. Metrics are in per cent, differences
 in points; a run that was not measured has its place and no number.
 """
 
@@ -22,28 +22,32 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports.diagnostics import last_means, probe_means, trace
 from feddure.tracking import summary
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run
-from feddure.tracking.summary import LAST, VALIDATION, evaluations, signed, summarise
+from feddure.tracking.summary import LAST, VALIDATION, Scores, evaluations, signed, summarise, validation
 
 CONFIDENCE = 0.95
+
+_OTHERS = tuple(f"{name}_{which}" for name in TITLES if name != "accuracy" for which in ("last", "last10", "ema"))
 
 COLUMNS = (
     "study", "preset", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
     "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "left_out",
-    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed", *VALIDATION,
+    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed", *VALIDATION, "metric", *_OTHERS,
 )  # fmt: skip
 """`local_steps` are those of a client in a round, `left_out` is the share of updates that were not finite, `curve` has
-(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none;
-`accuracy_best` is the test accuracy in the round with the best validation accuracy."""
+(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none.
+`metric` is the one that ranks: validation is by it, and `test_best` is its value on the test set in the round that is
+best on validation images."""
 
-_ACCURACIES = ("accuracy_", "validation_")
 _SAME = 1e-10  # accuracies that differ by less differ by rounding
 
+_SHARES = ("accuracy_last", "accuracy_last10", "accuracy_ema", *VALIDATION, *_OTHERS)  # in per cent
 
 RESULTS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
     "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
-    "hardware", "versions", *VALIDATION,
+    "hardware", "versions", *VALIDATION, "metric", *_OTHERS,
 )  # fmt: skip
 """Columns of results.csv."""
 
@@ -60,20 +64,25 @@ def of_cells(cells: Iterable[Any], store: Any, failed: Mapping[str, str] | None 
         else:
             same = ("rounds", "local_steps", "seconds", "left_out", "diagnostics", "environment")
             row |= {name: getattr(found, name) for name in same}
-            row |= {name: _per_cent(getattr(found, name)) for name in COLUMNS if name.startswith(_ACCURACIES)}
+            row |= _scores({name: found.scores(name) for name in TITLES}, cell.experiment.metric)
             row["curve"] = [(number, 100 * share, _per_cent(averaged)) for number, share, averaged in found.curve]
             row |= {f"bytes_{way}": size * found.rounds for way, size in found.bytes_per_round.items()}
         rows.append(row)
     return _frame(rows)
 
 
-def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
-    """A row for each run folder; of an unfinished one, what it has reached."""
+def of_runs(runs: Iterable[Run], metric: str = "") -> pd.DataFrame:
+    """A row for each run folder; of an unfinished one, what it has reached. `metric` ranks in place of the run's own.
+
+    Its curve is that of the metric.
+    """
     rows = []
     for run in runs:
-        e, found = run.experiment, summarise(run.metrics, run.timing)
-        averaged = dict(evaluations(run.metrics, "accuracy", "test_ema"))
-        curve = [(n, 100 * share, _per_cent(averaged.get(n))) for n, share in evaluations(run.metrics, "accuracy")]
+        e = run.experiment
+        ranks = metric or e.metric
+        found = summarise(run.metrics, run.timing, ranks)
+        averaged = dict(evaluations(run.metrics, ranks, "test_ema"))
+        curve = [(n, 100 * share, _per_cent(averaged.get(n))) for n, share in evaluations(run.metrics, ranks)]
         labelled, unlabelled = images_of(run.partition)
         updates = sum(len(record.get("clients", ())) for record in run.metrics)
         rows.append(
@@ -82,9 +91,6 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "labels": round(100 * labelled / (labelled + unlabelled), 2) if labelled else "",
                 "rounds": run.rounds,
                 "local_steps": found.mean_local_steps,
-                "accuracy_last": _per_cent(found.accuracy_last),
-                "accuracy_last10": _per_cent(found.accuracy_last10),
-                "accuracy_ema": _per_cent(found.accuracy_ema_last),
                 "seconds": found.seconds,
                 "left_out": found.left_out / max(1, updates),
                 "cell": experiments.fingerprint(e)[:16],
@@ -94,7 +100,7 @@ def of_runs(runs: Iterable[Run]) -> pd.DataFrame:
                 "diagnostics": last_means(trace(run.metrics)) | probe_means(run.metrics),
                 "environment": run.environment,
             }
-            | {name: _per_cent(getattr(found, name)) for name in VALIDATION}
+            | _scores(found.scores, ranks)
         )
     return _frame(rows)
 
@@ -179,6 +185,17 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     return Difference(mean, mean - half, mean + half, n)
 
 
+def metric_of(rows: pd.DataFrame) -> str:
+    """The metric that ranks these rows: accuracy where they do not agree."""
+    found = set(rows["metric"])
+    return found.pop() if len(found) == 1 else "accuracy"
+
+
+def heading(metric: str, text: str) -> str:
+    """The head of a column; accuracy, which ranks where nothing else is said, goes without its name."""
+    return text if metric == "accuracy" else f"{TITLES[metric]}, {text}"
+
+
 def by_seed(rows: pd.DataFrame, column: str = "accuracy_last10") -> dict[int, float]:
     """The values of measured rows by their seeds, to be paired."""
     return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[column], strict=True) if value == value}
@@ -194,6 +211,11 @@ def mean_of(rows: pd.DataFrame, spelled_out: bool = False) -> str:
     found = {summary.mean_of(len(curve)) for curve in measured(rows)["curve"]} or {f"mean of last {LAST}"}
     text = f"mean of last {LAST} or fewer" if len(found) > 1 else found.pop()
     return f"{text} evaluations" if spelled_out and not text.endswith("evaluation") else text
+
+
+def mean_heading(rows: pd.DataFrame) -> str:
+    """The same at the head of a column; nothing where it would repeat the last evaluation."""
+    return summary.mean_heading(len(curve) for curve in measured(rows)["curve"])
 
 
 def provenance(rows: pd.DataFrame) -> list[str]:
@@ -217,12 +239,14 @@ def write_results(folder: Path, rows: pd.DataFrame) -> None:
     found["commit"] = [about.get("commit") or "" for about in found["environment"]]
     found["hardware"] = [_hardware(about) for about in found["environment"]]
     found["versions"] = [_versions(about) for about in found["environment"]]
-    digits = {"local_steps": 2, "seconds": 1} | {name: 2 for name in RESULTS if name.startswith(_ACCURACIES)}
+    digits = {"local_steps": 2, "seconds": 1} | dict.fromkeys(_SHARES, 2)
     found = found.round(digits)[list(RESULTS)].astype(object)
     if path.exists():
         try:
             before = pd.read_csv(path, dtype=str, keep_default_na=False)
-            absent = {name: "" for name in VALIDATION if name not in before}  # in files of an earlier version
+            before = before.rename(columns={"accuracy_best": "test_best"})  # in files of an earlier version
+            absent = {name: "" for name in (*VALIDATION, *_OTHERS) if name not in before}
+            absent |= {"metric": "accuracy"} if "metric" not in before else {}
             before = before.assign(**absent)[list(RESULTS)]
         except (OSError, ValueError, KeyError) as problem:
             raise RunError(f"{path}: not a table of results ({problem}); move it away, it is made anew") from None
@@ -272,7 +296,17 @@ def _place(e: Experiment) -> dict[str, Any]:
         "clients_per_round": e.clients_per_round,
         "seed": e.seed,
         "rounds": e.rounds,
+        "metric": e.metric,
     }
+
+
+def _scores(found: Mapping[str, Scores], metric: str) -> dict[str, Any]:
+    """The columns of every metric, and of validation by the one that ranks."""
+    row: dict[str, Any] = {"metric": metric}
+    for name, one in found.items():
+        row |= {f"{name}_last": one.last, f"{name}_last10": one.last10, f"{name}_ema": one.ema_last}
+    row |= validation(found[metric])
+    return {name: _per_cent(value) if name in _SHARES else value for name, value in row.items()}
 
 
 def _hardware(about: Mapping[str, Any]) -> str:
@@ -287,8 +321,7 @@ def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     empty: dict[str, Any] = {"study": "", "preset": "", "options": "", "failed": ""}
     empty |= {"curve": [], "diagnostics": {}, "environment": {}}
     frame = pd.DataFrame([empty | row for row in rows], columns=list(COLUMNS))
-    numbers = [name for name in COLUMNS if name.startswith((*_ACCURACIES, "bytes_"))]
-    numbers += ["local_steps", "seconds", "left_out"]
+    numbers = [*_SHARES, "bytes_up", "bytes_down", "local_steps", "seconds", "left_out"]
     return frame.astype(dict.fromkeys(numbers, float))
 
 

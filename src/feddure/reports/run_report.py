@@ -14,13 +14,14 @@ from feddure import experiments, methods
 from feddure.config import DIRICHLET, Experiment
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import diagnostics, figures, frame, partition_figure, style
+from feddure.reports import diagnostics, figures, frame, partition_figure, quality, style
 from feddure.reports.figures import Line
 from feddure.reports.names import axis, data_size, listed
 from feddure.reports.names import labels as labels_of
 from feddure.reports.page import Code, Files, Group, Section, Table, Text, embed, page, table
 from feddure.reports.participation import participation
 from feddure.tracking import summary
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run, read_run
 from feddure.tracking.summary import NOTHING, Summary, display_name, percent, points
 
@@ -36,10 +37,12 @@ _COLUMNS = ("method", "partition.setting", "seed")  # of the table of runs, whet
 _MOST_COLUMNS = 4  # further fields in the table of runs; the configuration shows them all
 
 
-def write_report(run_folders: Sequence[Path], out: Path, opening: Sequence[Section] = ()) -> Path:
+def write_report(
+    run_folders: Sequence[Path], out: Path, opening: Sequence[Section] = (), metric: str | None = None
+) -> Path:
     """Write the report of one or several runs, whole or not at all; returns where it lies.
 
-    A comparison's `opening` stands before the runs one by one.
+    A comparison's `opening` stands before the runs one by one, and its `metric` ranks in place of the runs' own.
     """
     if not run_folders:
         raise RunError("no run was given: name one or more run folders")
@@ -48,13 +51,14 @@ def write_report(run_folders: Sequence[Path], out: Path, opening: Sequence[Secti
         raise RunError(f"{out}: a folder was given for the report; expected a file such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise RunError(f"{out}: the folder {out.parent} does not exist; make it first")
-    write_whole(out, render(runs, opening).encode(errors="replace"), RunError)
+    write_whole(out, render(runs, opening, metric).encode(errors="replace"), RunError)
     return out
 
 
-def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
+def render(runs: Sequence[Run], opening: Sequence[Section] = (), metric: str | None = None) -> str:
     """The report as HTML."""
-    summaries = [summary.summarise(run.metrics, run.timing) for run in runs]
+    metric = metric or frame.metric_of(frame.of_runs(runs))
+    summaries = [summary.summarise(run.metrics, run.timing, metric) for run in runs]
     labels = labels_of([run.experiment for run in runs], [run.name for run in runs])
     formats = style.run_line_styles(run.experiment.method for run in runs)
     lines = [Line(label, run.metrics, fmt) for label, run, fmt in zip(labels, runs, formats, strict=True)]
@@ -62,7 +66,8 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = ()) -> str:
     sections = [
         *opening,
         *(_runs(runs, summaries, formats, bool(opening)) if not (opening and one_a_method) else ()),
-        *_curves(lines),
+        *_curves(runs, lines, metric),
+        *quality.sections(runs, lines),
         *_classes(runs, lines),
         *_pseudo_labels(runs, lines),
         *_probes(runs),
@@ -129,7 +134,7 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     for run, found in zip(runs, summaries, strict=True):
         if not run.finished:
             note(run, "Unfinished", f"{run.rounds} of {run.experiment.rounds} rounds")
-        if not found.evaluations and found.validation_last is None:
+        if not found.evaluations and found.score.validation_last is None:
             due = min(run.experiment.evaluate_every, run.experiment.rounds)
             note(run, "Not evaluated yet", f"the first evaluation follows round {due}")
         if found.left_out:
@@ -149,21 +154,23 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     row = frame.of_runs([run]).iloc[0]
     mean_of = found.mean_of + " evaluations" * (found.evaluations > 1)
     last = f"round {row.curve[-1][0]}" if row.curve else "none yet"
-    best = f"round {found.best_round}"
+    test, score = f"Test {TITLES[found.metric]}", found.score
+    best = f"round {score.best_round}"
     cards = [
-        ("Test accuracy", percent(found.accuracy_last10, 1), mean_of),
-        ("Last evaluation", percent(found.accuracy_last, 1), last),
-        ("Averaged model", percent(found.accuracy_ema_last10, 1), f"{percent(found.accuracy_ema_last, 1)} at the last"),
-        ("Best validation", percent(found.validation_best, 1), f"{percent(found.accuracy_best, 1)} test, {best}"),
+        (test, percent(score.last10, 1), mean_of),
+        ("Last evaluation", percent(score.last, 1), last),
+        ("Averaged model", percent(score.ema_last10, 1), f"{percent(score.ema_last, 1)} at the last"),
+        ("Best validation", percent(score.validation_best, 1), f"{percent(score.best, 1)} test, {best}"),
         ("Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
         ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
         ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
         ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
         ("Differential privacy", found.privacy or "", "of a client with all its images, over all rounds"),
     ]
-    absent = {"Averaged model"} if found.accuracy_ema_last is None else set()
-    absent |= {"Best validation"} if found.best_round is None else set()
-    absent |= {"Test accuracy", "Last evaluation"} if not found.evaluations and found.best_round is not None else set()
+    absent = {"Averaged model"} if score.ema_last is None else set()
+    absent |= {"Best validation"} if score.best_round is None else set()
+    absent |= {"Last evaluation"} if found.evaluations == 1 else set()
+    absent |= {test, "Last evaluation"} if not found.evaluations and score.best_round is not None else set()
     absent |= {"Differential privacy"} if found.privacy is None else set()
     absent |= {"Communication"} if row.bytes_down != row.bytes_down else set()
     return [card for card in cards if card[0] not in absent]
@@ -178,13 +185,14 @@ def _runs(
     apart = experiments.differences([run.experiment for run in runs])
     fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
     fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
-    accuracies = {"last": "accuracy_last", "last 10": "accuracy_last10"}
-    if any(found.accuracy_ema_last is not None for found in summaries):
-        accuracies["averaged model"] = "accuracy_ema_last10"
-    if any(found.best_round is not None for found in summaries):
-        accuracies |= {"validation": "validation_last10", "best": "validation_best", "test there": "accuracy_best"}
+    mean = summary.mean_heading(found.evaluations for found in summaries if found.evaluations)
+    scores = {"last": "last"} | ({mean: "last10"} if mean else {})
+    if any(found.score.ema_last is not None for found in summaries):
+        scores["averaged model"] = "ema_last10"
+    if any(found.score.best_round is not None for found in summaries):
+        scores |= {"validation": "validation_last10", "best": "validation_best", "test there": "best"}
     private = any(found.privacy for found in summaries)
-    columns = ["run", "method", *map(axis, fields), "rounds", *accuracies]
+    columns = ["run", "method", *map(axis, fields), "rounds", *scores]
     columns += ["local steps", "per client", "time", *([summary.PRIVACY] if private else ())]
     rows = []
     for run, found in zip(runs, summaries, strict=True):
@@ -195,7 +203,7 @@ def _runs(
                 methods.title(tree["method"]),
                 *(_shown(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
-                *(points(getattr(found, name)) for name in accuracies.values()),
+                *(points(getattr(found.score, name)) for name in scores.values()),
                 f"{found.local_steps:,}",
                 summary.number(found.mean_local_steps, 1),
                 summary.duration(found.seconds),
@@ -203,17 +211,20 @@ def _runs(
             ]
         )
     parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=formats)]
-    repeats = [] if beside else _over_seeds(runs)
+    metric = summaries[0].metric
+    repeats = [] if beside else _over_seeds(runs, metric)
     if repeats:
         parts.append(Text("Mean and standard deviation over seeds", "heading"))
-        parts.append(Table(["runs", "seeds", "last", "last 10"], repeats, numbers_from=2))
-    text = "Test accuracy in per cent, at the last evaluation and as the mean of the last 10."
-    if "best" in accuracies:
-        text += " Validation: as last 10, on images set aside; the round where it is best, and the test accuracy there."
+        columns = ["runs", "seeds", "last", *([mean] if mean else ())]
+        parts.append(Table(columns, [row[: len(columns)] for row in repeats], numbers_from=2))
+    text = f"Test {TITLES[metric]} in per cent, at the last evaluation"
+    text += f" and as the mean of the last {summary.LAST} or fewer." if mean else "."
+    if "best" in scores:
+        text += f" Validation: the same on images set aside; its best round, and the test {TITLES[metric]} there."
     return [Section("Run by run" if beside else "Runs", text, parts)]
 
 
-def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
+def _over_seeds(runs: Sequence[Run], metric: str) -> list[list[str]]:
     """Runs that differ in nothing but the seed, where there are any."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -222,31 +233,40 @@ def _over_seeds(runs: Sequence[Run]) -> list[list[str]]:
     labels = labels_of([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
     rows = []
     for label, group in zip(labels, groups.values(), strict=True):
-        found = frame.measured(frame.of_runs(group))
+        found = frame.measured(frame.of_runs(group, metric))
         if len(found) == len(group) == found["seed"].nunique() > 1:
             seeds = ", ".join(map(str, sorted(found["seed"])))
-            spreads = [frame.mean_sd(found[f"accuracy_{which}"]) for which in ("last", "last10")]
+            spreads = [frame.mean_sd(found[f"{metric}_{which}"]) for which in ("last", "last10")]
             rows.append([label, seeds, *map(str, spreads)])
     return rows
 
 
 # --- what was learned --------------------------------------------------------------------------------------
-def _curves(lines: Sequence[Line]) -> list[Section]:
-    def ends(model: str) -> str:
-        found = ((line.label, summary.evaluations(line.metrics, "accuracy", model)) for line in lines)
+def _curves(runs: Sequence[Run], lines: Sequence[Line], metric: str) -> list[Section]:
+    """The metric that ranks and the loss against rounds; what was tested on different data has axes of its own."""
+
+    def ends(shown: Sequence[Line], model: str) -> str:
+        found = ((line.label, summary.evaluations(line.metrics, metric, model)) for line in shown)
         return "; ".join(f"{label} ends at {percent(values[-1][1], 1)}" for label, values in found if values)
 
-    pictures = []
-    if said := ends("test"):
-        pictures.append(embed(figures.accuracy(lines), f"Test accuracy against rounds: {said}"))
-    if said := ends("validation"):
-        pictures.append(embed(figures.validation(lines), f"Validation accuracy against rounds: {said}"))
-    if not pictures:
-        return []
-    if any(summary.evaluations(line.metrics, "loss") for line in lines):
-        pictures.append(embed(figures.loss(lines), "Test loss against rounds"))
+    groups: dict[str, list[Line]] = {}
+    for run, line in zip(runs, lines, strict=True):
+        groups.setdefault(run.experiment.dataset, []).append(line)
+    parts: list[Any] = []
+    for name, shown in groups.items():
+        data = f" on {display_name(name)}" if len(groups) > 1 else ""
+        pictures = []
+        if said := ends(shown, "test"):
+            alt = f"Test {TITLES[metric]}{data} against rounds: {said}"
+            pictures.append(embed(figures.metric(shown, metric, data), alt))
+        if said := ends(shown, "validation"):
+            alt = f"Validation {TITLES[metric]}{data} against rounds: {said}"
+            pictures.append(embed(figures.validation(shown, metric, data), alt))
+        if pictures and any(summary.evaluations(line.metrics, "loss") for line in shown):
+            pictures.append(embed(figures.loss(shown, data), f"Test loss{data} against rounds"))
+        parts += pictures
     text = "The global model on the whole test set after each evaluated round."
-    return [Section("Learning curves", text, pictures)]
+    return [Section("Learning curves", text, parts)] if parts else []
 
 
 def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:

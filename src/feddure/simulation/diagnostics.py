@@ -14,12 +14,11 @@ from torch import Tensor
 
 from feddure.data.dataset import UNKNOWN
 from feddure.nn.network import Network
+from feddure.tracking.metrics import BINS
 
 Arrays = dict[str, np.ndarray]
 Model = tuple[Tensor, Tensor]
 """θ and its batch-norm statistics."""
-
-_BINS = 15  # of confidence, for the calibration error
 
 
 def diagnose(clients: Sequence[Arrays], truths: Sequence[np.ndarray], classes: int) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def probe_drift(start: Tensor, ends: Sequence[Tensor]) -> dict[str, float | None
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """Expected calibration error (Guo et al., 2017): |accuracy − confidence| of each bin, weighted by its images."""
-    bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     return float(np.abs(np.bincount(bins, right - confidence)).sum() / len(right))
 
 

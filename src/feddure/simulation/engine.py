@@ -35,6 +35,7 @@ class Engine:
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
+        self._aside = torch.cuda.Stream() if cuda else None
         self._images: dict[int, tuple[Dataset, DeviceImages]] = {}  # the data set too, or its id could go to another
         self._networks: dict[str, Network] = {}
         self._programs: dict[str, Program] = {}
@@ -60,9 +61,17 @@ class Engine:
             self._programs[key] = Program(experiment, network, len(dataset.classes), self.captures)
         return self._programs[key]
 
-    def run(self, tasks: list[Task]) -> list[Result]:
-        """Train all tasks; with fewer lanes if the memory does not suffice."""
-        return self._in_memory(lambda: self.lanes.run(tasks))
+    def run(self, tasks: list[Task], meanwhile: Callable[[], None] = lambda: None) -> list[Result]:
+        """Train all tasks; with fewer lanes if the memory does not suffice. On a GPU, `meanwhile` is called then."""
+        return self._in_memory(lambda: self.lanes.run(tasks, meanwhile))
+
+    def aside(self, work: Callable[[], Found]) -> tuple[Found, Callable[[], None]]:
+        """Do what nothing on the device waits for, on a stream of its own; and what waits until it is done."""
+        if self._aside is None:
+            return work(), lambda: None
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
+            return work(), torch.cuda.current_stream().record_event().synchronize
 
     def prepare(self, tasks: list[Task]) -> None:
         """Compile and capture what these tasks will need, before any clock runs."""

@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from feddure import rng
 from feddure.config import Experiment
 from feddure.data import augment
-from feddure.data.batches import BatchPlan, Needs
+from feddure.data.batches import Batch, BatchPlan, Needs
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureWarning
@@ -29,6 +30,9 @@ STATISTICS_IMAGES = 2000
 
 PROBED_TEST_IMAGES = 2000
 """Test images at most on which every client's model is looked at."""
+
+_Work = tuple[Assignment, Batch, Tensor]
+"""What a client is to do in a round, its images, and how many of each class are labelled."""
 
 
 class Federation:
@@ -57,7 +61,8 @@ class Federation:
         self.partition = partition
         self.engine = engine
         self.images = engine.images(dataset)
-        self._expect_memory([self._plan(assignment) for assignment in self.server.assignments()])
+        self._ahead: tuple[int, list[_Work]] | None = None  # a round that was prepared while another trained
+        self._bytes = self._expect_memory([self._plan(assignment) for assignment in self.server.assignments()])
 
     @property
     def experiment(self) -> Experiment:
@@ -80,32 +85,45 @@ class Federation:
         """Compile and capture what rounds and evaluations need, before any clock runs."""
         self.engine.prepare(self.tasks())
         if self.engine.compiles:
-            self.server.test()
+            self.engine.aside(self.server.start_test)[1]()
 
     def train_round(self) -> dict:
         """One round: train its clients, aggregate what they send, evaluate where due; returns its record."""
+        return self.start_round()()
+
+    def start_round(self, meanwhile: Callable[[], None] = lambda: None) -> Callable[[], dict]:
+        """One round up to its aggregation; what is returned waits for its evaluation and makes its record.
+
+        On a GPU the next round's images are made and `meanwhile` is called while this one's clients train, and the
+        evaluation goes on beside whatever comes next.
+        """
+
+        def beside() -> None:
+            self._prepare_ahead()
+            meanwhile()
+
         tasks = self.tasks()
-        results = self.engine.run(tasks)
+        results = self.engine.run(tasks, beside)
         every = self.experiment.probe_every
         due = every and (self.round + 1) % every == 0
         probe = self.server.program.attempt(lambda: self._probe(tasks, results)) if due else {}
-        record = self.finish_round(tasks, results)
+        trained = self._aggregate(tasks, results)
         if probe:
-            after = self._test_accuracy(self.server.method.global_model(self.server.state))
-            record["probe"] = probe | {"test_aggregated": after}
-        return record | (self.server.test() if self.server.due() else {})
+            probe["test_aggregated"] = self._test_accuracy(self.server.method.global_model(self.server.state))
+        tested, wait = self.engine.aside(lambda: self.server.start_test() if self.server.due() else {})
+
+        def record() -> dict:
+            found = trained() | ({"probe": probe} if probe else {})
+            wait()
+            return found | self.server.read_test(tested)
+
+        return record
 
     def tasks(self) -> list[Task]:
         """The next round's work."""
-        assignments = self.server.assignments()
-        plans = [self._plan(assignment) for assignment in assignments]
-        batches = self.images.batches(plans, self.experiment.seed, self.round + 1) if plans else []
-        class_counts = self.images.class_counts(plans)
-        for place, assignment in enumerate(assignments):
-            if assignment.client in self._hostile:
-                batches[place] = attacks.poison_labels(
-                    self.experiment.attack, batches[place], len(self.dataset.classes)
-                )
+        number = self.round + 1
+        prepared, self._ahead = self._ahead, None
+        works = prepared[1] if prepared is not None and prepared[0] == number else self._prepare(number)
         return [
             Task(
                 self.server.program,
@@ -117,11 +135,34 @@ class Federation:
                 counts,
                 self.server.memories.get(assignment.client, {}),
             )
-            for assignment, batch, counts in zip(assignments, batches, class_counts, strict=True)
+            for assignment, batch, counts in works
         ]
+
+    def _prepare(self, number: int) -> list[_Work]:
+        """What the clients of a round are to do, and their images: all that does not depend on earlier rounds."""
+        assignments = self.server.assignments(number)
+        plans = [self._plan(assignment) for assignment in assignments]
+        batches = self.images.batches(plans, self.experiment.seed, number) if plans else []
+        for place, assignment in enumerate(assignments):
+            if assignment.client in self._hostile:
+                batches[place] = attacks.poison_labels(
+                    self.experiment.attack, batches[place], len(self.dataset.classes)
+                )
+        return list(zip(assignments, batches, self.images.class_counts(plans), strict=True))
+
+    def _prepare_ahead(self) -> None:
+        """The round after the one under way, where its images fit beside those of this one."""
+        number = self.round + 2
+        if number <= self.experiment.rounds and self._bytes < self.engine.free_memory() / 4:
+            with suppress(torch.cuda.OutOfMemoryError):
+                self._ahead = number, self._prepare(number)
 
     def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
         """Aggregate a round's results; returns its record."""
+        return self._aggregate(tasks, results)()
+
+    def _aggregate(self, tasks: Sequence[Task], results: Sequence[Result]) -> Callable[[], dict]:
+        """Aggregate a round's results; what is returned makes its record, for which nobody has to wait."""
         pairs = list(zip(tasks, results, strict=True))
         record, left_out = self.server.finish_round([self._answer(task, result) for task, result in pairs])
         if left_out:
@@ -136,14 +177,17 @@ class Federation:
         for task, result in used:
             if result.memory:
                 self.server.memories[task.client] = result.memory
-        records = [_on_host(result.records) for _, result in used]
-        record["train"] = _means(records)
-        truths = [task.batches.truth.cpu().numpy() for task, _ in used]
-        diagnostics = diagnose(records, truths, len(self.dataset.classes))
-        return record | ({"diagnostics": diagnostics} if diagnostics else {})
+        recorded = [(result.records, task.batches.truth) for task, result in used]
 
-    def _expect_memory(self, plans: Sequence[BatchPlan]) -> None:
-        """Refuse a round whose images, which are made together, cannot fit."""
+        def finished() -> dict:
+            records = [_on_host(found) for found, _ in recorded]
+            diagnostics = diagnose(records, [truth.cpu().numpy() for _, truth in recorded], len(self.dataset.classes))
+            return record | {"train": _means(records)} | ({"diagnostics": diagnostics} if diagnostics else {})
+
+        return finished
+
+    def _expect_memory(self, plans: Sequence[BatchPlan]) -> int:
+        """Refuse a round whose images, which are made together, cannot fit; returns about how many bytes they take."""
         views = sum(plan.steps * (plan.labelled_batch + plan.unlabelled_batch * plan.needs.views) for plan in plans)
         needed = (
             2 * views * math.prod(self.dataset.shape) * self.images.dtype.itemsize
@@ -153,6 +197,7 @@ class Federation:
                 f"a round's images would take about {needed / 2**30:,.0f} GiB, and {free / 2**30:,.1f} GiB are free: "
                 "lower labelled_batch, unlabelled_batch, local_steps or clients_per_round"
             )
+        return needed
 
     def _note_standstill(self, used: Sequence[tuple[Task, Result]]) -> None:
         moved = [
@@ -229,15 +274,28 @@ def run(federation: Federation, observers: Sequence[Observer] = (), stop: Callab
     """All rounds that are left; where `stop` says so the round under way is dropped and `Stopped` raised."""
     lanes = federation.engine.lanes
     before, lanes.stop = lanes.stop, stop
+    pending: list[tuple[Callable[[], dict], float]] = []  # the last round, until it has been told
+    began = time.perf_counter()
+
+    def tell() -> None:
+        while pending:
+            record, seconds = pending.pop()
+            found = record()
+            for observer in observers:
+                observer.round_done(federation, found, seconds)
+
     try:
         while not federation.finished:
-            began = time.perf_counter()
-            record = federation.train_round()
-            seconds = time.perf_counter() - began
-            for observer in observers:
-                observer.round_done(federation, record, seconds)
+            record = federation.start_round(meanwhile=tell)
+            ended = time.perf_counter()
+            pending.append((record, ended - began))
+            began = ended
+            if not lanes.overlaps:
+                tell()
+                began = time.perf_counter()
     finally:
         lanes.stop = before
+        tell()
 
 
 def _expect_labels(method: Method, dataset: Dataset) -> None:

@@ -3,7 +3,8 @@
 A lane holds the static tensors of one client in training. On CUDA it has its own stream and, for each shape of
 batch, its own captured graph of one local step. The tasks of a round are dealt out longest first; a lane that has
 finished a client writes what it uploads to that client's own slot and takes its next task in place. Nothing waits for
-anything else until the round is over. On a CPU the lanes take turns, which changes nothing but the order of the work.
+anything else: the main stream goes on where all lanes have finished, and the host is free meanwhile for what does not
+depend on their work. On a CPU the lanes take turns, which changes nothing but the order of the work.
 """
 
 import time
@@ -84,6 +85,7 @@ class Lane:
     def begin(self, task: Task) -> None:
         """Take a task: receive the global model in place and reset the optimiser."""
         self._records: list[dict[str, Tensor]] = []
+        self._rows: list[Tensor] = []  # the records of a captured step, each as one row
         self._batches = self._receive(task)
         self._graph = self._graph_of(self._batches) if self.program.captures else None
         if self._captured:  # by steps that moved what was received
@@ -110,7 +112,7 @@ class Lane:
         batch = self._batches.step(index)
         with self._on_stream():
             if self._graph is not None:
-                self._records.append(self._graph.replay(batch))
+                self._rows.append(self._graph.replay(batch))
             else:
                 record = self.program.step(self.client, batch)
                 self._records.append({name: value.detach().clone() for name, value in record.items()})
@@ -120,8 +122,12 @@ class Lane:
         with self._on_stream():
             upload = {name: value.clone() for name, value in self.program.method.upload(self.client).items()}
             memory = {name: self.client.state[name].clone() for name in self.program.method.memory}
-            records = {name: torch.stack([r[name] for r in self._records]) for name in self._records[0]}
-        del self._batches, self._records
+            records = (
+                {name: torch.stack([r[name] for r in self._records]) for name in self._records[0]}
+                if self._graph is None
+                else self._graph.records(torch.stack(self._rows))
+            )
+        del self._batches, self._records, self._rows
         return Result(upload, memory, records)
 
     def prepare(self, task: Task) -> None:
@@ -167,18 +173,23 @@ class _StepGraph:
             record = program.step(client, self._inputs)
             self._names = [(name, value.shape, value.numel()) for name, value in record.items()]
             values = [value.detach().reshape(-1).to(torch.float32) for value in record.values()]
-            self._record = torch.cat(values) if values else None
+            self._record = torch.cat(values) if values else torch.zeros(0, device=client.theta.device)
         torch.cuda.synchronize()
 
-    def replay(self, batch: Batch) -> dict[str, Tensor]:
+    def replay(self, batch: Batch) -> Tensor:
+        """One step; what it recorded, as one row."""
         pairs = zip(self._inputs.tensors(), batch.tensors(), strict=True)
         filled = [(mine, given) for mine, given in pairs if mine.numel()]
         torch._foreach_copy_([mine for mine, _ in filled], [given for _, given in filled])
         self._graph.replay()
-        if self._record is None:
-            return {}
-        values = self._record.clone().split([size for _, _, size in self._names])
-        return {name: v.view(shape) for (name, shape, _), v in zip(self._names, values, strict=True)}
+        return self._record.clone()
+
+    def records(self, rows: Tensor) -> dict[str, Tensor]:
+        """The rows of all steps, by name."""
+        parts = rows.split([size for _, _, size in self._names], dim=1)
+        return {
+            name: part.reshape(len(rows), *shape) for (name, shape, _), part in zip(self._names, parts, strict=True)
+        }
 
 
 class Lanes:
@@ -187,13 +198,17 @@ class Lanes:
     def __init__(self, device: torch.device, wanted: int | str):
         self.device = device
         self.limit = (AUTO_LANES if device.type == "cuda" else 1) if wanted == "auto" else int(wanted)
+        self.overlaps = device.type == "cuda"  # whether the host is free while lanes train
         self._streams: list[torch.cuda.Stream | None] = []
         self._lanes: dict[int, list[Lane]] = {}
         self.timeline: list[Span] | None = None
         self.stop: Callable[[], bool] = lambda: False
 
-    def run(self, tasks: list[Task]) -> list[Result]:
-        """Train all of them; results in the order of the tasks."""
+    def run(self, tasks: list[Task], meanwhile: Callable[[], None] = lambda: None) -> list[Result]:
+        """Train all of them; results in the order of the tasks.
+
+        On CUDA they are ready for the current stream, and `meanwhile` is called while the lanes are at work.
+        """
         queues = self._deal(tasks)
         began = time.perf_counter()
         clock = _Clock(self.device) if self.timeline is not None else None
@@ -203,8 +218,11 @@ class Lanes:
             if self.stop():
                 raise Stopped
             workers = [worker for worker in workers if next(worker, None) is not None]
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        if self.overlaps:
+            meanwhile()
+        for stream in self._streams[: len(queues)]:
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
         if clock is not None and self.timeline is not None:
             self.timeline += clock.spans(began)
         return results  # type: ignore[return-value]
@@ -247,12 +265,15 @@ class Lanes:
         lanes = self._lanes.setdefault(id(program), [])
         while len(lanes) <= number:
             if len(self._streams) <= len(lanes):
-                self._streams.append(torch.cuda.Stream() if self.device.type == "cuda" else None)
+                # Before everything else on the device, such as the next round's images and the evaluation.
+                self._streams.append(torch.cuda.Stream(priority=-1) if self.device.type == "cuda" else None)
             lanes.append(Lane(len(lanes), program, self._streams[len(lanes)]))
         return lanes[number]
 
     def release(self) -> None:
         """Give the lanes' memory back; they are built anew when needed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         self._lanes.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -284,6 +305,8 @@ class _Clock:
         self._marks.append((lane.number, task, started, self._now(lane)))
 
     def spans(self, began: float) -> list[Span]:
+        if self._cuda:
+            torch.cuda.synchronize()
         return [
             Span(lane, task.client, task.steps, self._seconds(start), self._seconds(end))
             for lane, task, start, end in self._marks

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _NOT_IN_A_STEP = {
     "dataset", "seed", "rounds", "clients_per_round", "partition", "server", "evaluate_every", "checkpoint_every",
     "probe_every", "validation", "batch_norm", "local_steps", "labelled_batch", "unlabelled_batch", "labelled_cutout",
-    "engine", "attack", "init", "init_sha256",
+    "engine", "attack", "init", "init_sha256", "metric",
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def execute(
         write_report([folder], folder / REPORT_FILE)
         finished = records.read_run(folder)
         for observer in watching:
-            observer.run_done(summarise(finished.metrics, finished.timing), folder)
+            observer.run_done(summarise(finished.metrics, finished.timing, experiment.metric), folder)
     return finished
 
 

@@ -23,8 +23,9 @@ from feddure.methods.base import Method, State
 from feddure.methods.validation import check_state
 from feddure.simulation import dp, initial, robust
 from feddure.simulation.engine import Engine
-from feddure.simulation.evaluate import evaluate
+from feddure.simulation.evaluate import evaluate, to_record
 from feddure.simulation.program import new_heads, new_module
+from feddure.tracking import metrics
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,9 @@ class Server:
             return [client for client, number in zip(able, drawn, strict=True) if number < size / len(able) * 2**53]
         return [able[i] for i in rng.sample(len(able), size, *key)]
 
-    def assignments(self) -> list[Assignment]:
-        """The next round's work, in drawing order."""
-        number = self.round + 1
+    def assignments(self, number: int | None = None) -> list[Assignment]:
+        """The work of a round, the next one where none is named, in drawing order."""
+        number = self.round + 1 if number is None else number
         return [
             Assignment(client, number, self.experiment.seed, self._steps(client), self.unlabelled_batch)
             for client in self.sample(number)
@@ -149,9 +150,7 @@ class Server:
     def finish_round(self, answers: Sequence[Answer]) -> tuple[dict, dict[int, str]]:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
         self.round += 1
-        problems = {
-            answer.client: problem for answer in answers if (problem := answer.problem or self._problem(answer))
-        }
+        problems = self._problems(answers)
         communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
         used, suspicious = self._defend(used)
@@ -188,14 +187,31 @@ class Server:
 
         Or the clients' own models, their mean.
         """
-        if not self._tested:
-            return {}
-        alone = {client: self._evaluate(*model) for client, model in self.method.client_models(self.memories).items()}
+        return self.read_test(self.start_test())
+
+    def start_test(self) -> dict[tuple[str, int | None], Tensor]:
+        """What `test` finds, still on the device: by what it is on, and by the client whose own model it is of."""
+        alone = self.method.client_models(self.memories) if self._tested else {}
         if alone:
-            return {name: mean_evaluation({c: found[name] for c, found in alone.items()}) for name in self._tested}
+            return {(on, c): found for c, model in alone.items() for on, found in self._evaluate(*model).items()}
         found = self._evaluate(*self.method.global_model(self.state))
         averaged = self._evaluate(*self.averaged) if self.decay is not None else {}
-        return found | {f"{name}_ema": evaluation for name, evaluation in averaged.items()}
+        found |= {f"{on}_ema": vector for on, vector in averaged.items()}
+        return {(on, None): vector for on, vector in found.items()}
+
+    def read_test(self, found: Mapping[tuple[str, int | None], Tensor]) -> dict:
+        """The record of what `start_test` has found, in one copy from the device."""
+        if not found:
+            return {}
+        vectors = torch.cat(list(found.values())).cpu().split([len(vector) for vector in found.values()])
+        classes, sites, record = len(self.dataset.classes), self.dataset.sites, {}
+        alone: dict[str, dict[int, dict]] = {}
+        for (on, client), vector in zip(found, vectors, strict=True):
+            if client is None:
+                record[on] = to_record(vector, classes, sites)
+            else:
+                alone.setdefault(on, {})[client] = to_record(vector, classes, sites)
+        return record | {on: mean_evaluation(each) for on, each in alone.items()}
 
     def model_state(self, averaged: bool = False) -> dict[str, Tensor]:
         """The state of the global model, or of its average over rounds, by name."""
@@ -206,8 +222,10 @@ class Server:
     def _as_evaluated(self, theta: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
         return theta, self._statistics_of(theta, statistics) if self._statistics_of else statistics
 
-    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict[str, dict]:
+    def _evaluate(self, theta: Tensor, statistics: Tensor) -> dict[str, Tensor]:
         """A model on the test images, if any, and on those set aside for validation, if any."""
+        if not self._tested:
+            return {}
         network, images, classes = self.program.network, self.engine.images(self.dataset), len(self.dataset.classes)
         model = self._as_evaluated(theta, statistics)
         return {
@@ -260,16 +278,23 @@ class Server:
         state = check_state(made, self.experiment.method, "aggregate")
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
-        return (state, moments) if _all_finite([*new, *moments.values()]) else None
+        return (state, moments) if bool(_finite([*new, *moments.values()])) else None
 
-    def _problem(self, answer: Answer) -> str:
-        """Why an update must not be used, or nothing."""
-        if not _all_finite(answer.upload.values()):
-            return "the update is not finite"
-        statistics, variances = answer.upload.get("statistics"), self.program.network.variances
-        if statistics is not None and statistics.shape == variances.shape and bool((statistics[variances] < 0).any()):
-            return "a batch-norm variance is below zero"  # its root would make the model's every output not a number
-        return ""
+    def _problems(self, answers: Sequence[Answer]) -> dict[int, str]:
+        """Why updates must not be used, by client; one copy from the device for all."""
+        arrived = [answer for answer in answers if not answer.problem]
+        variances, flags = self.program.network.variances, []
+        for answer in arrived:
+            statistics = answer.upload.get("statistics", variances[:0])
+            below = (statistics < 0) & variances if statistics.shape == variances.shape else variances[:0]
+            flags.append(torch.stack([_finite(answer.upload.values()).to(below.device), ~below.any()]))
+        problems = {answer.client: answer.problem for answer in answers if answer.problem}
+        for answer, (finite, possible) in zip(arrived, torch.stack(flags).tolist() if flags else [], strict=True):
+            if not finite:
+                problems[answer.client] = "the update is not finite"
+            elif not possible:  # its root would make the model's every output not a number
+                problems[answer.client] = "a batch-norm variance is below zero"
+        return problems
 
     def weights(self, clients: Sequence[int]) -> list[float]:
         """How much each of these clients counts in the mean of their updates."""
@@ -363,9 +388,12 @@ def optimise(options: ServerOptions, before: Tensor, mean: Tensor, state: State)
 def mean_evaluation(found: Mapping[int, dict]) -> dict:
     """Evaluations of several clients' models as one: means, and the sum of their confusions."""
     every = list(found.values())
-    means = {name: float(np.mean([one[name] for one in every])) for name in ("accuracy", "loss")}
+    means = {name: metrics.mean(one[name] for one in every) for name in metrics.TITLES}
+    means["loss"] = float(np.mean([one["loss"] for one in every]))
+    specificities = zip(*(one["specificity"] for one in every), strict=True)
     return means | {
         "per_class": np.mean([one["per_class"] for one in every], axis=0).tolist(),
+        "specificity": [metrics.mean(of_class) for of_class in specificities],
         "confusion": np.sum([one["confusion"] for one in every], axis=0).tolist(),
         "by_client": {str(client): one["accuracy"] for client, one in sorted(found.items())},
         "per_class_by_client": {str(client): one["per_class"] for client, one in sorted(found.items())},
@@ -400,8 +428,10 @@ def _expect_squares(dataset: Dataset) -> None:
         )
 
 
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+def _finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all values of all tensors are finite, still on the device."""
+    flags = [torch.isfinite(tensor).all() for tensor in tensors]
+    return torch.stack(flags).all() if flags else torch.tensor(True)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

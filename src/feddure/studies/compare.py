@@ -165,7 +165,7 @@ def compare(
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
-        view = compare_report.View(done, finished, failed)
+        view = compare_report.View(done, finished, failed, experiment.metric)
         view.write_tables(folder)
         report = compare_report.write(folder, view)
     return Comparison(plan, finished, view, report, failed)

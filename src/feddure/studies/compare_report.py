@@ -19,32 +19,35 @@ from feddure.reports.run_report import write_report
 from feddure.studies import joining
 from feddure.studies.compare import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FILE, Plan
 from feddure.studies.grid.failures import Problem
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, duration, number
 
-ACCURACIES = ("last10", "last")
+EVALUATIONS = ("last10", "last")
 """The mean of the last ten evaluations, which comparisons use, and the last round."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The results of a comparison; methods that have `failed` are not in its plan and have no runs."""
+    """The results of a comparison by a metric; methods that have `failed` are not in its plan and have no runs."""
 
     plan: Plan
     runs: list[Run]
     failed: Mapping[str, Problem]
+    metric: str = "accuracy"
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row a run."""
-        return frame.of_runs(self.runs)
+        return frame.of_runs(self.runs, self.metric)
 
     @cached_property
     def differences(self) -> dict[tuple[str, str], Difference]:
-        """How much more accurate than the reference, by method and accuracy; none where the reference is not there."""
+        """How much better than the reference, by method and evaluations; none where the reference is not there."""
         found = {}
-        for method, which in itertools.product(self.plan.methods, ACCURACIES):
-            ours, theirs = (frame.by_seed(self._of(name), f"accuracy_{which}") for name in (method, self.plan.against))
+        for method, which in itertools.product(self.plan.methods, EVALUATIONS):
+            column = f"{self.metric}_{which}"
+            ours, theirs = (frame.by_seed(self._of(name), column) for name in (method, self.plan.against))
             difference = frame.paired(ours, theirs)
             if method != self.plan.against and difference is not None:
                 found[method, which] = difference
@@ -76,6 +79,7 @@ class View:
         `own_mix` adds the mean over clients of the accuracy under their own class mixes, for who has the room.
         """
         lines = []
+        last, mean = frame.heading(self.metric, "last"), frame.mean_heading(self.frame)
         for method in self.plan.methods:
             own = self._of(method)
             sent = own["bytes_up"].mean() + own["bytes_down"].mean()
@@ -85,16 +89,25 @@ class View:
                     "seeds": len(own),
                     "rounds": f"{own['rounds'].iloc[0]:,}",
                     "steps": number(own["local_steps"].mean(), 1),
-                    "last": mean_sd(own["accuracy_last"]),
-                    "last 10": mean_sd(own["accuracy_last10"]),
+                    last: mean_sd(own[f"{self.metric}_last"]),
+                    **({frame.heading(self.metric, mean): mean_sd(own[f"{self.metric}_last10"])} if mean else {}),
                     **({"validation": mean_sd(own["validation_last10"])} if self.validated else {}),
                     **({"own mix": mean_sd(self._own_mix(method))} if own_mix else {}),
                     "sent": data_size(sent) if sent == sent else NOTHING,
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
-        lines += [{"method": method, "last": "failed"} for method in self.failed]
+        lines += [{"method": method, last: "failed"} for method in self.failed]
         return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
+
+    def metrics(self) -> pd.DataFrame:
+        """Every metric of each method, as the mean of the last ten evaluations; empty where there is but accuracy."""
+        names = [name for name in TITLES if self.frame[f"{name}_last10"].notna().any()]
+        lines = [
+            {"method": method, **{TITLES[name]: mean_sd(self._of(method)[f"{name}_last10"]) for name in names}}
+            for method in self.plan.methods
+        ]
+        return pd.DataFrame(lines if len(names) > 1 else [], dtype=object).fillna(NOTHING)
 
     def _own_mix(self, method: str) -> pd.Series:
         """By seed, the mean over clients of the accuracy under their own class mixes."""
@@ -102,7 +115,7 @@ class View:
         return own.groupby("seed")["own_mix"].mean()
 
     def pairs(self) -> pd.DataFrame:
-        """The differences by the accuracy that comparisons use."""
+        """The differences over the last ten evaluations."""
         lines = [
             [method, signed(found.mean, 2), found.interval or NOTHING, found.verdict]
             for (method, which), found in self.differences.items()
@@ -113,10 +126,12 @@ class View:
     def about_methods(self) -> str:
         """What the columns of `methods` are, and why some have failed."""
         spread = " ± standard deviation over seeds" if len(self.plan.seeds) > 1 else ""
+        mean = frame.mean_heading(self.frame)
+        also = f", and {frame.mean_of(self.frame, spelled_out=True)}" if mean else ", the only evaluation"
         said = [
-            f"Test accuracy in %{spread}: last round, and {frame.mean_of(self.frame, spelled_out=True)}. Steps: local "
+            f"Test {TITLES[self.metric]} in %{spread}: last round{also}. Steps: local "
             "ones per client and round. Sent: by server and clients in one run. Time: each run's own."
-            + " Validation: on images that nobody trains on, as last 10."
+            + f" Validation: on images that nobody trains on, as {mean or 'last'}."
             * self.validated,
             *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
@@ -130,10 +145,11 @@ class View:
         interval = f"Each has its own 95 % interval, by Student's t over {seeds} seeds"
         if seeds == 1:
             interval = "One seed gives no interval: any of these differences may be chance"
-        return f"Points of accuracy (last 10) beyond {self.plan.against} on the same seeds. {interval}."
+        which = frame.mean_heading(self.frame) or "last"
+        return f"Points of {TITLES[self.metric]} ({which}) beyond {self.plan.against} on the same seeds. {interval}."
 
     def write_tables(self, folder: Path) -> None:
-        """comparison.csv and paired.csv; accuracies are shares of 1, bytes and seconds those of a run.
+        """comparison.csv and paired.csv; metrics are shares of 1, bytes and seconds those of a run.
 
         Methods that have failed have a line with the reason and no number.
         """
@@ -148,8 +164,9 @@ class View:
                 "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
                 "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
             }
-            columns = [f"accuracy_{which}" for which in reversed(ACCURACIES)] + ["validation_last10"] * self.validated
-            for column in columns:
+            columns = [f"{name}_{which}" for name in TITLES for which in reversed(EVALUATIONS)]
+            columns = [name for name in columns if name.startswith("accuracy") or self.frame[name].notna().any()]
+            for column in columns + ["validation_last10"] * self.validated:
                 found = mean_sd(own[column])  # none on data without test images
                 line |= {f"{column}_{what}": _share(getattr(found, what, None)) for what in ("mean", "sd")}
             for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
@@ -157,9 +174,20 @@ class View:
             lines.append(line | {"failed": ""})
         lines += [{"method": method, "failed": problem.reason} for method, problem in self.failed.items()]
         frame.write_csv(folder / TABLE_FILE, pd.DataFrame(lines, dtype=object))
-        columns = ["method", "against", "accuracy", "seeds", "difference_mean", "interval_low", "interval_high"]
+        columns = ["method", "against", "metric", "evaluations", "seeds"]
+        columns += ["difference_mean", "interval_low", "interval_high"]
         pairs = [
-            [method, self.plan.against, which, d.n, _share(d.mean), _share(d.low), _share(d.high), d.verdict]
+            [
+                method,
+                self.plan.against,
+                self.metric,
+                which,
+                d.n,
+                _share(d.mean),
+                _share(d.low),
+                _share(d.high),
+                d.verdict,
+            ]
             for (method, which), d in self.differences.items()
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
@@ -174,18 +202,25 @@ def write(folder: Path, view: View) -> Path:
     titles = {method: known_methods.title(method) for method in (*view.plan.methods, *view.failed)}
     shown = [formats.get((method, "")) for method in view.methods()["method"]]
     methods = view.methods(own_mix=True).replace({"method": titles})
-    about = f"{view.about_methods()} Own mix: last 10 under each client's own class mix, mean over clients."
+    about = f"{view.about_methods()} Own mix: accuracy under each client's own class mix, mean over clients."
     parts: list[Any] = [Text(about), table(methods, numbers_from=1, formats=shown)]
     pairs = view.pairs().replace({"method": titles})
     if len(pairs):
         about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
         parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
+    every = view.metrics().replace({"method": titles})
+    if len(every):
+        about = f"In %, {frame.mean_of(view.frame, spelled_out=True)}. The calibration error is better where lower."
+        parts.append(
+            Group([Text(about, "fact"), table(every, numbers_from=1, formats=shown[: len(every)])], "Every metric")
+        )
     if view.joining is not None:
         named = bool(view.runs[0].partition.get("sites"))  # clients that were dealt are others with every seed
         parts += _joining(view.joining, titles, named)
     if len(view.plan.seeds) > 1:
-        parts.append(embed(mean_curves(view), "Test accuracy of each method against rounds"))
-    return write_report([run.folder for run in view.runs], folder / REPORT_FILE, [Section("", parts=parts)])
+        parts.append(embed(mean_curves(view), f"Test {TITLES[view.metric]} of each method against rounds"))
+    folders = [run.folder for run in view.runs]
+    return write_report(folders, folder / REPORT_FILE, [Section("", parts=parts)], view.metric)
 
 
 def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> list[Any]:
@@ -207,17 +242,18 @@ def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> 
 
 
 def mean_curves(view: View) -> figures.Figure:
-    """Test accuracy of each method, mean over seeds, in a band from the lowest seed to the highest."""
+    """The metric of each method, mean over seeds, in a band from the lowest seed to the highest."""
     formats = style.line_styles((method, "") for method in view.plan.methods)
     found = []
     for method in view.plan.methods:
-        points = [(rounds, accuracy) for curve in view._of(method)["curve"] for rounds, accuracy, _ in curve]
-        seeds = pd.DataFrame(points, columns=["round", "accuracy"]).groupby("round", as_index=False)
-        accuracy = seeds["accuracy"].agg(["mean", "min", "max"])
-        mean = list(zip(accuracy["round"], accuracy["mean"], strict=True))
-        band = list(zip(accuracy["min"], accuracy["max"], strict=True))
+        points = [(rounds, score) for curve in view._of(method)["curve"] for rounds, score, _ in curve]
+        seeds = pd.DataFrame(points, columns=["round", "score"]).groupby("round", as_index=False)
+        score = seeds["score"].agg(["mean", "min", "max"])
+        mean = list(zip(score["round"], score["mean"], strict=True))
+        band = list(zip(score["min"], score["max"], strict=True))
         found.append(Curve(known_methods.title(method), formats[method, ""], mean, band=band))
-    return figures.curves(found, "Test accuracy, %, mean over seeds; bands reach from the lowest seed to the highest")
+    title = f"Test {TITLES[view.metric]}, %, mean over seeds; bands reach from the lowest seed to the highest"
+    return figures.curves(found, title)
 
 
 def _share(per_cent: float | None) -> float | str:

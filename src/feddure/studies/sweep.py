@@ -198,6 +198,8 @@ def _fields(where: str, given: Any) -> Changes:
         raise ConfigError(f"{where}: {given!r} was given, expected fields with their values, such as rounds: 20")
     known = [row.key for row in experiments.fields()]
     for key in given:
+        if key == "metric" and where != "set":
+            raise ConfigError(f"{where}: metric was given; it ranks the whole sweep, so give it in set")
         if key == "seed":
             raise ConfigError(f"{where}: seed was given; list all seeds under seeds, such as seeds: [0, 1, 2]")
         if any(name.startswith(f"{key}.") for name in known):

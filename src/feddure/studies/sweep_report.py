@@ -1,8 +1,8 @@
 """What a sweep found: a leaderboard for each problem, and whether its first is better than by chance.
 
-A problem is what the data are: the data set, and every field of the partition but its seed. Accuracies on different
-data cannot be compared, so each problem has a leaderboard of its own. Where every run has images set aside for
-validation they decide the order, and the test accuracy stands beside it.
+A problem is what the data are: the data set, and every field of the partition but its seed. Scores on different data
+cannot be compared, so each problem has a leaderboard of its own. Where every run has images set aside for validation
+they decide the order, and the test score stands beside it. What is scored is the experiments' `metric`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,12 @@ from feddure.reports.frame import Difference, Spread, mean_sd, signed
 from feddure.reports.page import Code, Group, Section, Text, embed, page, table
 from feddure.studies.grid.store import Store
 from feddure.studies.sweep import Changes, Point, Sweep
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.summary import NOTHING, duration, number
 
 TABLE_FILE, PAGE_FILE, FIGURE_FILE, REPORT_FILE = "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html"
-CASES_TEXT = (
-    "The cases in the file's order: test accuracy in %, and points more than the case that each is compared with, on "
+_CASES_TEXT = (
+    "The cases in the file's order: test {metric} in %, and points more than the case that each is compared with, on "
     "the same seeds with their 95 % interval by Student's t. Averaged: the averaged model at its last evaluation."
 )
 _MOST_CARDS = 4  # leaderboards whose best has a card
@@ -47,7 +48,8 @@ class Row:
 
     point: Point
     runs: pd.DataFrame
-    ranks_by: str = "accuracy"  # on the test set, or "validation"
+    ranks_by: str = "accuracy"  # a metric on the test set, or "validation"
+    metric: str = "accuracy"
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -100,6 +102,10 @@ class Leaderboard:
         return pd.concat([row.runs for row in self.rows])
 
     @property
+    def metric(self) -> str:
+        return self.rows[0].metric
+
+    @property
     def by_validation(self) -> bool:
         return self.rows[0].ranks_by == "validation"
 
@@ -127,7 +133,9 @@ class Leaderboard:
     def table(self, brief: bool = False) -> pd.DataFrame:
         """As people read it: the place, what was varied, what was found; `brief` fits a terminal."""
         varied = ["combination"] if brief else [*["case"] * self.cases, *map(names.axis, self.axes)]
-        columns = ["", *varied, frame.mean_of(self.runs), "last", "seeds", "steps", "time", "from the best"]
+        last = frame.heading(self.metric, "last")
+        mean = frame.heading(self.metric, frame.mean_of(self.runs))
+        columns = ["", *varied, mean, last, "seeds", "steps", "time", "from the best"]
         if self.by_validation:
             columns.insert(1 + len(varied), "validation")
         lines = []
@@ -141,8 +149,8 @@ class Leaderboard:
                     place if row.ranked else NOTHING,
                     *([row.point.name] if brief else [*[row.point.case] * self.cases, *values]),
                     row.result,
-                    *([mean_sd(row.runs["accuracy_last10"]) or NOTHING] if self.by_validation else []),
-                    mean_sd(row.runs["accuracy_last"]) or NOTHING,
+                    *([mean_sd(row.runs[f"{self.metric}_last10"]) or NOTHING] if self.by_validation else []),
+                    mean_sd(row.runs[f"{self.metric}_last"]) or NOTHING,
                     f"{done}" if done == wanted else f"{done} of {wanted}",
                     number(steps.mean if steps else None, 1),
                     duration(seconds.mean if seconds else None),
@@ -151,19 +159,21 @@ class Leaderboard:
                 ]
             )
         table = pd.DataFrame(lines, columns=[*columns, "95 % interval"])
-        return table.drop(columns=["last", "95 % interval"]) if brief else table
+        table = table if frame.mean_heading(self.runs) else table.drop(columns=last)
+        return table.drop(columns=[last, "95 % interval"], errors="ignore") if brief else table
 
 
 def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Leaderboard]:
     """All leaderboards of a sweep: one for each problem, or a single one; `failed` has reasons by cells' hashes.
 
-    Combinations are ordered by their mean accuracy over seeds; then comes what diverged, then what is not measured.
+    Combinations are ordered by their mean over seeds; then comes what diverged, then what is not measured.
     """
     found = []
-    done = frame.measured(frame.of_cells(sweep.cells(), store))
-    ranks_by = "validation" if len(done) and done["validation_last10"].notna().all() else "accuracy"
+    every = frame.of_cells(sweep.cells(), store)
+    done, metric = frame.measured(every), frame.metric_of(every)
+    ranks_by = "validation" if len(done) and done["validation_last10"].notna().all() else metric
     for title, axes, cases, points in divide(sweep):
-        rows = [Row(point, frame.of_cells(point.cells, store, failed), ranks_by) for point in points]
+        rows = [Row(point, frame.of_cells(point.cells, store, failed), ranks_by, metric) for point in points]
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
         found.append(Leaderboard(title, axes, cases, rows))
     return found
@@ -182,9 +192,9 @@ def cases_table(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
         reference = by_case[point.against, repr(point.values)]
         compared = ["", "", ""]
         if row is not reference:
-            differences = [row.against(reference, column) for column in ("accuracy_last10", "accuracy_ema")]
+            differences = [row.against(reference, f"{row.metric}_{which}") for which in ("last10", "ema")]
             compared = [point.against, *(str(one or NOTHING) for one in differences)]
-        averaged = mean_sd(row.runs["accuracy_ema"]) or NOTHING
+        averaged = mean_sd(row.runs[f"{row.metric}_ema"]) or NOTHING
         lines.append([point.name, row.result, str(averaged), *compared, point.about])
     columns = ["case", frame.mean_of(_every(found)), "averaged", "compared with", "points", "averaged, points"]
     return pd.DataFrame(lines, columns=[*columns, "what it is there for"])
@@ -195,12 +205,12 @@ def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
     spread = " ± standard deviation over seeds" if len(sweep.seeds) > 1 else ""
     if len(found) > 1:
         spread += ", each leaderboard on its own because accuracies on different data cannot be compared"
-    mean_of = frame.mean_of(_every(found), spelled_out=True)
+    mean_of, metric = frame.mean_of(_every(found), spelled_out=True), TITLES[found[0].metric]
     if found[0].by_validation:
-        text = f"Ordered by validation accuracy in %, {mean_of}{spread}; beside it the test accuracy."
+        text = f"Ordered by validation {metric} in %, {mean_of}{spread}; beside it the test {metric}."
         chosen = "its lead there is too large; the test set has chosen nothing"
     else:
-        text = f"Ordered by test accuracy in %, {mean_of}{spread}."
+        text = f"Ordered by test {metric} in %, {mean_of}{spread}."
         chosen = "the test set has chosen it: measure it again on new seeds before you rely on its lead"
     text += (
         " Steps: local ones per client and round. Time: of one seed. From the best: points on the same seeds; its "
@@ -290,7 +300,7 @@ def _is_problem(key: str) -> bool:
 
 # --- files -------------------------------------------------------------------------------------------------
 def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
-    """All leaderboards as numbers; accuracies and differences in per cent, as in results.csv."""
+    """All leaderboards as numbers; metrics and differences in per cent, as in results.csv."""
     lines = []
     for leaderboard in found:
         for place, row in enumerate(leaderboard.rows, 1):
@@ -299,7 +309,9 @@ def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
             line |= {key: row.point.values[key] for key in sweep.axes}
             line["seeds_measured"] = " ".join(map(str, row.measured["seed"]))
             line["seeds_missing"] = " ".join(map(str, row.missing["seed"]))
-            for which in (*["validation_last10"] * leaderboard.by_validation, "accuracy_last10", "accuracy_last"):
+            known = [name for name in TITLES if name == "accuracy" or leaderboard.runs[f"{name}_last10"].notna().any()]
+            columns = [f"{name}_{which}" for name in known for which in ("last10", "last")]
+            for which in (*["validation_last10"] * leaderboard.by_validation, *columns):
                 spread = mean_sd(row.runs[which])
                 line |= {f"{which}_{what}": _rounded(spread, what) for what in ("mean", "sd")}
             for column in ("local_steps", "seconds"):
@@ -317,7 +329,9 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
         parts += [Text(leaderboard.title, "heading")] if leaderboard.title else []
         parts.append(table(leaderboard.table(), marked=frozenset({"1"}), numbers_from=leaderboard.numbers_from))
     cases = cases_table(sweep, found)
-    first = [Section("Cases", CASES_TEXT, [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
+    first = (
+        [Section("Cases", _about_cases(found), [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
+    )
     file = f"{sweep.name}.yaml"
     again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
     return page(
@@ -372,7 +386,7 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
     text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
     cases = cases_table(sweep, found)
-    text += [frame.markdown(cases, len(cases.columns)), CASES_TEXT] if len(cases) else []
+    text += [frame.markdown(cases, len(cases.columns)), _about_cases(found)] if len(cases) else []
     for leaderboard in found:
         text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
         text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]
@@ -494,7 +508,11 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, title: str) -> Figure:
 
 
 def _ranked_by(found: Sequence[Leaderboard]) -> str:
-    return "Validation accuracy" if found[0].by_validation else "Test accuracy"
+    return f"{'Validation' if found[0].by_validation else 'Test'} {TITLES[found[0].metric]}"
+
+
+def _about_cases(found: Sequence[Leaderboard]) -> str:
+    return _CASES_TEXT.format(metric=TITLES[found[0].metric])
 
 
 def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:

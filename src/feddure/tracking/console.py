@@ -17,6 +17,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import Record, Run
 from feddure.tracking.sites import mean_own_mix
@@ -89,11 +90,11 @@ class Progress(_Speed):
         self.bars.start()
 
     def round_done(self, federation: Any, record: Record, seconds: float) -> None:
-        """Move the bar on; accuracy and loss stay those of the last evaluation."""
+        """Move the bar on; metric and loss stay those of the last evaluation."""
         super().round_done(federation, record, seconds)
         assert self._bar is not None
         self.bars.update(self._bar, completed=record["round"], speed=self.speed_and_time_left())
-        if result := _result(record):
+        if result := _result(record, federation.experiment.metric):
             self.bars.update(self._bar, result=result)
 
     def close(self) -> None:
@@ -116,16 +117,18 @@ class PlainLog(_Speed):
         """Write a line where there is something new to say."""
         first = len(self._marks) == 1
         super().round_done(federation, record, seconds)
-        if not first and not _result(record):
+        metric = federation.experiment.metric
+        result = _result(record, metric)
+        if not first and not result:
             return
         if self.name and self._clock() < self._next_line and record["round"] < federation.experiment.rounds:
             return
         self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
         parts = [self.name] if self.name else []
         parts.append(f"round {record['round']}/{federation.experiment.rounds}")
-        parts += [result] if (result := _result(record)) else []
+        parts += [result] if result else []
         if record.get("test_ema"):
-            parts.append(f"averaged {number(record['test_ema'].get('accuracy'), 3)}")
+            parts.append(f"averaged {percent(record['test_ema'].get(metric))}")
         if "loss" in record.get("train", {}):
             parts.append(f"train loss {number(record['train']['loss'], 2)}")
         line = "  ".join([*parts, self.speed_and_time_left()])
@@ -135,7 +138,7 @@ class PlainLog(_Speed):
 def summary_table(run: Run) -> Table:
     """The numbers of a run, for standard output."""
     table = Table("", escape(run.name), box=SIMPLE_HEAD)
-    for name, value in summarise(run.metrics, run.timing).rows():
+    for name, value in summarise(run.metrics, run.timing, run.experiment.metric).rows():
         table.add_row(name, value)
     model = "test_ema" if evaluations(run.metrics, "accuracy", "test_ema") else "test"
     own_mix = mean_own_mix(run.metrics, run.partition, model)
@@ -144,11 +147,11 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def _result(record: Record) -> str:
+def _result(record: Record, metric: str) -> str:
     """A round's evaluation; nothing where it has none."""
     parts = []
     if test := record.get("test"):
-        parts.append(f"accuracy {number(test.get('accuracy'), 3)}  loss {number(test.get('loss'), 2)}")
+        parts.append(f"{TITLES[metric]} {percent(test.get(metric))}  loss {number(test.get('loss'), 2)}")
     if validation := record.get("validation"):
-        parts.append(f"validation {number(validation.get('accuracy'), 3)}")
+        parts.append(f"validation {percent(validation.get(metric))}")
     return "  ".join(parts)

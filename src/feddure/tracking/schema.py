@@ -16,7 +16,7 @@ Anything = Number | bool | str | list[Any] | dict[str, Any] | None
 """No number that would overflow in a mean."""
 
 
-OF_CLASSES = ("per_class", "confusion", "pseudo_accuracy_per_class", "coverage_per_class")
+OF_CLASSES = ("per_class", "specificity", "confusion", "pseudo_accuracy_per_class", "coverage_per_class")
 """Quantities that have a value for each class."""
 
 
@@ -24,11 +24,35 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+class Calibration(_Part):
+    images: list[Count] = Field(max_length=100)
+    confidence: Values
+    accuracy: Values
+
+    @model_validator(mode="after")
+    def _of_bins(self) -> "Calibration":
+        if not len(self.images) == len(self.confidence) == len(self.accuracy):
+            raise ValueError("expected a number for each bin of confidence")
+        return self
+
+
+class SiteTest(_Part):
+    images: Count
+    accuracy: Number
+
+
 class Evaluation(_Part):
     accuracy: Number | None = None
     loss: Number | None = None
+    balanced_accuracy: Number | None = None
+    macro_f1: Number | None = None
+    auroc: Number | None = None
+    ece: Number | None = None
     per_class: Values | None = None
+    specificity: Values | None = None
     confusion: list[list[Count]] | None = None
+    calibration: Calibration | None = None
+    by_site: dict[str, SiteTest] | None = None
 
     @model_validator(mode="after")
     def _square(self) -> "Evaluation":
@@ -79,6 +103,8 @@ class Round(_Part):
     train: dict[str, Anything] | None = Field(None, max_length=200)  # each has a picture
     test: Evaluation | None = None
     test_ema: Evaluation | None = None
+    validation: Evaluation | None = None
+    validation_ema: Evaluation | None = None
     diagnostics: Diagnostics | None = None
     federation: FederationRound = FederationRound(sites=[], drawn_but_away=[], refused=[])
 

@@ -1,29 +1,51 @@
 """The numbers of a run: pure functions of its records, and how people write them.
 
-Two accuracies are reported, that of the last evaluation and the mean of the last ten. The best on the test
-set is not: choosing the round by its test accuracy would make the test set part of the training. Images set aside for
-validation may choose it.
+Two values of a metric are reported, that of the last evaluation and the mean of the last ten. The best on the test
+set is not: choosing the round by it would make the test set part of the training. Images set aside for validation may
+choose it.
 """
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from feddure import methods, nn
 from feddure.data.sources import sources
+from feddure.tracking.metrics import TITLES, known
 from feddure.tracking.records import Record
 
 LAST = 10
 """Evaluations in the mean that comparisons use."""
 
-VALIDATION = ("validation_last10", "validation_ema", "validation_best", "accuracy_best")
-"""What a summary says where images are set aside for validation, under the names that tables have for it."""
+VALIDATION = ("validation_last10", "validation_ema", "validation_best", "test_best")
+"""What tables say where images are set aside for validation."""
 
 NOTHING = "–"
 
 PRIVACY = "privacy of a client with all its images"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A metric of a run: of the global model, of the averaged one (`ema`), on validation images; None is none yet."""
+
+    last: float | None = None
+    last10: float | None = None
+    ema_last: float | None = None
+    ema_last10: float | None = None
+    validation_last: float | None = None
+    validation_last10: float | None = None
+    validation_ema: float | None = None  # last evaluation of the averaged model
+    best_round: int | None = None  # by the metric on validation images
+    validation_best: float | None = None
+    best: float | None = None  # on the test set, at that round
+
+    def known(self) -> dict[str, float]:
+        """Its values by their names, without those that it has not."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -32,43 +54,59 @@ class Summary:
 
     rounds: int
     evaluations: int
-    accuracy_last: float | None
-    accuracy_last10: float | None
-    accuracy_ema_last: float | None
-    accuracy_ema_last10: float | None
     local_steps: int
     mean_local_steps: float | None  # of a client in a round
     left_out: int
     seconds: float | None
     clients_per_second: float | None
-    validation_last: float | None = None
-    validation_last10: float | None = None
-    validation_ema: float | None = None  # last evaluation of the averaged model
-    best_round: int | None = None  # by its accuracy on validation images
-    validation_best: float | None = None
-    accuracy_best: float | None = None  # on the test set, at that round
     privacy: str | None = None
+    metric: str = "accuracy"  # which ranks
+    scores: dict[str, Scores] = field(default_factory=dict)  # of every metric
+
+    @property
+    def score(self) -> Scores:
+        """The metric that ranks."""
+        return self.scores[self.metric]
+
+    @property
+    def accuracy_last(self) -> float | None:
+        return self.scores["accuracy"].last
+
+    @property
+    def accuracy_last10(self) -> float | None:
+        return self.scores["accuracy"].last10
+
+    @property
+    def accuracy_ema_last(self) -> float | None:
+        return self.scores["accuracy"].ema_last
+
+    @property
+    def accuracy_ema_last10(self) -> float | None:
+        return self.scores["accuracy"].ema_last10
+
+    def __str__(self) -> str:
+        return f"{self.rounds:,} rounds, {TITLES[self.metric]} {percent(self.score.last10)} ({self.mean_of})"
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) for a table; the averaged model only where there is one."""
-        rows = [
-            ("rounds", f"{self.rounds:,}"),
-            ("accuracy, last evaluation", percent(self.accuracy_last)),
-            (f"accuracy, {self.mean_of}", percent(self.accuracy_last10)),
-        ]
-        if self.accuracy_ema_last is not None:
+        name, score = TITLES[self.metric], self.score
+        rows = [("rounds", f"{self.rounds:,}"), (f"{name}, last evaluation", percent(score.last))]
+        rows += [(f"{name}, {self.mean_of}", percent(score.last10))] if self.evaluations != 1 else []
+        if score.ema_last is not None:
+            rows.append(("averaged model, last evaluation", percent(score.ema_last)))
+            rows += [(f"averaged model, {self.mean_of}", percent(score.ema_last10))] if self.evaluations != 1 else []
+        if score.best_round is not None:
             rows += [
-                ("averaged model, last evaluation", percent(self.accuracy_ema_last)),
-                (f"averaged model, {self.mean_of}", percent(self.accuracy_ema_last10)),
-            ]
-        if self.best_round is not None:
-            rows += [
-                ("validation, last evaluation", percent(self.validation_last)),
-                ("validation, averaged model", percent(self.validation_ema)),
-                (f"validation, best (round {self.best_round:,})", percent(self.validation_best)),
-                ("test accuracy in that round", percent(self.accuracy_best)),
+                ("validation, last evaluation", percent(score.validation_last)),
+                ("validation, averaged model", percent(score.validation_ema)),
+                (f"validation, best (round {score.best_round:,})", percent(score.validation_best)),
+                (f"test {name} in that round", percent(score.best)),
             ]
             rows = [row for row in rows if row[1] != NOTHING]
+        for other, found in self.scores.items():
+            if other != self.metric and found.last is not None:
+                averaged = f", averaged model {percent(found.ema_last)}" if found.ema_last is not None else ""
+                rows.append((f"{TITLES[other]}, last evaluation", percent(found.last) + averaged))
         if self.privacy is not None:
             rows.append((PRIVACY, self.privacy))
         return [
@@ -82,7 +120,7 @@ class Summary:
 
     @property
     def mean_of(self) -> str:
-        """What `accuracy_last10` is the mean of."""
+        """What `last10` is the mean of."""
         return mean_of(self.evaluations)
 
 
@@ -93,33 +131,56 @@ def mean_of(count: int) -> str:
     return f"mean of last {LAST}"
 
 
-def summarise(metrics: Sequence[Record], timing: Sequence[Record] = ()) -> Summary:
-    """The numbers of a run from its records."""
-    accuracy, averaged = evaluations(metrics, "accuracy"), evaluations(metrics, "accuracy", "test_ema")
-    validation = evaluations(metrics, "accuracy", "validation")
-    best = max(validation, key=lambda found: found[1], default=None)
+def mean_heading(counts: Iterable[int]) -> str:
+    """The same at the head of a column, of several runs; nothing where all have one evaluation, which is the last."""
+    found = set(counts)
+    if found <= {1}:
+        return "last 10" if not found else ""
+    fewer = {count for count in found if count < LAST}
+    return f"last {LAST}" if not fewer else f"all {found.pop()}" if len(found) == 1 else f"last {LAST} or fewer"
+
+
+def summarise(metrics: Sequence[Record], timing: Sequence[Record] = (), metric: str = "accuracy") -> Summary:
+    """The numbers of a run from its records, of which `metric` ranks."""
     steps = [step for record in metrics for step in record.get("steps", [])]
     seconds = math.fsum(record["seconds"] for record in timing) if timing else None
     clients = sum(record.get("clients", 0) for record in timing)
     return Summary(
         rounds=metrics[-1]["round"] if metrics else 0,
-        evaluations=len(accuracy),
-        accuracy_last=_last(accuracy),
-        accuracy_last10=_mean_of_last(accuracy),
-        accuracy_ema_last=_last(averaged),
-        accuracy_ema_last10=_mean_of_last(averaged),
+        evaluations=len(evaluations(metrics, "accuracy")),
         local_steps=sum(steps),
         mean_local_steps=sum(steps) / len(steps) if steps else None,
         left_out=sum(len(record.get("left_out", [])) for record in metrics),
         seconds=seconds,
         clients_per_second=clients / seconds if seconds else None,
+        privacy=_privacy(metrics),
+        metric=metric,
+        scores={name: scores(metrics, name) for name in TITLES},
+    )
+
+
+def validation(found: Scores) -> dict[str, float | None]:
+    """What tables say of validation, by their names."""
+    values = (found.validation_last10, found.validation_ema, found.validation_best, found.best)
+    return dict(zip(VALIDATION, values, strict=True))
+
+
+def scores(metrics: Sequence[Record], name: str) -> Scores:
+    """A metric of a run."""
+    test, averaged = evaluations(metrics, name), evaluations(metrics, name, "test_ema")
+    validation = evaluations(metrics, name, "validation")
+    best = max(validation, key=lambda found: found[1], default=None) if name != "ece" else None
+    return Scores(
+        last=_last(test),
+        last10=_mean_of_last(test),
+        ema_last=_last(averaged),
+        ema_last10=_mean_of_last(averaged),
         validation_last=_last(validation),
         validation_last10=_mean_of_last(validation),
-        validation_ema=_last(evaluations(metrics, "accuracy", "validation_ema")),
+        validation_ema=_last(evaluations(metrics, name, "validation_ema")),
         best_round=best[0] if best else None,
         validation_best=best[1] if best else None,
-        accuracy_best=dict(accuracy).get(best[0]) if best else None,
-        privacy=_privacy(metrics),
+        best=dict(test).get(best[0]) if best else None,
     )
 
 
@@ -129,7 +190,8 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
     Sites of a federation evaluate the model that they receive: such an evaluation names the round that made it.
     """
     found: list[tuple[int, Record]] = [(record["round"], record.get(model) or {}) for record in metrics]
-    return [(one.get("round", number), one[quantity]) for number, one in found if one.get(quantity) is not None]
+    every = [(one.get("round", number), known(one, quantity)) for number, one in found]
+    return [(number, value) for number, value in every if value is not None]
 
 
 def display_name(name: str) -> str:

@@ -83,7 +83,9 @@ class Tracker(Observer):
         self._tell()
 
     def run_done(self, summary: Summary, folder: Path) -> None:
-        numbers = {name: value for name, value in vars(summary).items() if value is not None}
+        numbers = {name: value for name, value in vars(summary).items() if isinstance(value, int | float | str)}
+        for metric, scores in summary.scores.items():
+            numbers |= {f"{metric}_{name}": value for name, value in scores.known().items()}
         model = folder / MODEL_FILE
         self._finished = True
         self._tasks.put(partial(self.log_end, numbers, model if model.exists() else None))

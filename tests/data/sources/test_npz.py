@@ -50,10 +50,11 @@ def test_every_optional_array_is_used(tmp_path):
         "labelled": np.array([True, False, True, True, True, True]),
         "site": np.array([1, 1, 0, 0, 1, 1]),
         "sites": np.array(["north", "south"]),
+        "test_site": np.array([1, -1]),
     }
     dataset = sources.load(f"npz:{write(tmp_path, **given)}")
     assert dataset.classes == ("caf\u00e9", "y", "z", "never seen")  # composed, as the names of folders are
-    for name in ("mean", "std", "labelled", "site", "sites"):
+    for name in ("mean", "std", "labelled", "site", "sites", "test_site"):
         np.testing.assert_array_equal(getattr(dataset, name), given[name])
 
 

@@ -544,8 +544,8 @@ def test_sites_validate_the_model_they_received_on_the_simulators_images(root, t
         each = [site["validation_of_received_model"] for site in record["federation"]["sites"]]
         assert sum(site["images"] for site in each) == found["images"]
     best = summarise(written(root))
-    assert best.best_round in (1, 2)
-    assert (best.accuracy_best is not None) == tests
+    assert best.score.best_round in (1, 2)
+    assert (best.score.best is not None) == tests
 
 
 def test_a_site_does_not_decide_the_mean_of_validation_by_its_word(root):

@@ -36,7 +36,7 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
         store.note(cells[0], "command", 5, 0.5)
         clock.now = 30.0
         watch.look()
-        assert "round 5/10  accuracy 0.500" in text.getvalue()
+        assert "round 5/10  accuracy 50.00\u202f%" in text.getvalue()
         assert "0/2 cells  0:00:30  left 0:01:30" in text.getvalue()  # a quarter of the work took 30 s
         store.keep(synthetic.measured(cells[0], 42.0))
         store.note(cells[1], "command", 5)
@@ -45,7 +45,7 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
     assert "1/2 cells  0:01:00  left 0:00:20" in text.getvalue()
     watch.close()
     watch.close()
-    assert text.getvalue().count("FedAvg*, seed 0: 42.00 %") == 1
+    assert text.getvalue().count("FedAvg*, seed 0: accuracy 42.00\u202f%") == 1
 
 
 def test_bars_come_and_go_on_a_terminal(tmp_path):
@@ -56,7 +56,7 @@ def test_bars_come_and_go_on_a_terminal(tmp_path):
         watch.look(at_once=True)
         store.keep(synthetic.measured(cells[0], 42.0))
     watch.close()
-    assert "42.00 %" in text.getvalue()
+    assert "42.00\u202f%" in text.getvalue()
     assert "1/2 cells" in text.getvalue()
 
 

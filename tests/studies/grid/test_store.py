@@ -171,7 +171,7 @@ def test_the_claim_of_a_killed_process_is_free(tmp_path):
         assert mine
         store.note(one, "command", 2, 0.5)
         (noted,) = Store(tmp_path).under_way().values()
-        assert (noted.pid, noted.command, noted.round, noted.accuracy) == (os.getpid(), "command", 2, 0.5)
+        assert (noted.pid, noted.command, noted.round, noted.score) == (os.getpid(), "command", 2, 0.5)
     assert store.under_way() == {}
 
 

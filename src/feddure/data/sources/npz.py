@@ -1,6 +1,6 @@
 """A data set in one .npz file.
 
-Required: images, labels, test_images, test_labels. Optional: classes, mean, std, labelled, site, sites; they
+Required: images, labels, test_images, test_labels. Optional: classes, mean, std, labelled, site, sites, test_site; they
 mean what the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a
 label of -1 says that the class is not known, and where `labelled` is missing, exactly those images are
 unlabelled.
@@ -20,7 +20,7 @@ from feddure.errors import DataError
 DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What reading a damaged .npz file raises."""
 REQUIRED = ("images", "labels", "test_images", "test_labels")
-OPTIONAL = ("classes", "mean", "std", "labelled", "site", "sites")
+OPTIONAL = ("classes", "mean", "std", "labelled", "site", "sites", "test_site")
 
 
 def load(where: str, progress: bool = False) -> Dataset:
@@ -92,6 +92,7 @@ def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
         labelled=arrays.get("labelled", ~unknown if unknown.any() else None),
         sites=_names("sites", arrays, *([] if site is None else [site])),
         site=site,
+        test_site=_whole("test_site", arrays["test_site"]) if "test_site" in arrays else None,
     )
 
 

@@ -46,7 +46,7 @@ from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
 from feddure.flower.app.site_data import Site, open_share, open_site, set_aside
 from feddure.methods.base import State
 from feddure.simulation.engine import Engine
-from feddure.simulation.evaluate import evaluate
+from feddure.simulation.evaluate import evaluate, to_record
 from feddure.simulation.lanes import Result
 from feddure.simulation.lanes import Task as LaneTask
 from feddure.simulation.server import plan_batches
@@ -180,11 +180,11 @@ class Worker:
         network, images = self.engine.program(self.experiment, dataset).network, self.engine.images(dataset)
         model = network, received["theta"], received["statistics"], images, len(dataset.classes)
         if len(dataset.test_images):
-            tested = evaluate(*model)
+            tested = to_record(evaluate(*model), len(dataset.classes))
             found |= {f"test.{name}": tested[name] for name in ("accuracy", "loss")}
             found["test.images"] = len(dataset.test_images)
         if len(validation):
-            found["validation.accuracy"] = evaluate(*model, validation)["accuracy"]
+            found["validation.accuracy"] = to_record(evaluate(*model, validation), len(dataset.classes))["accuracy"]
             found["validation.images"] = len(validation)
         return found
 

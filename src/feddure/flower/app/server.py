@@ -39,6 +39,8 @@ from feddure.simulation.dp import DELTA
 from feddure.simulation.engine import Engine
 from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, capped, resolve_unlabelled_batch
 from feddure.tracking import records
+from feddure.tracking.metrics import TITLES
+from feddure.tracking.summary import evaluations, percent
 from feddure.tracking.tensorboard import TensorBoard
 
 app = ServerApp()
@@ -145,8 +147,8 @@ class Rounds:
         before = records.read(options.folder / records.METRICS)
         used = [len(record["clients"]) > len(record["left_out"]) for record in before]
         self._empty_rounds = len(used) - max((n for n, some in enumerate(used, 1) if some), default=0)  # up to now
-        tested = [(record["test"]["accuracy"], record["round"]) for record in before if "test" in record]
-        self._best = max(tested, default=(0.0, 0))  # accuracy and round
+        tested = [(score, number) for number, score in evaluations(before, server.experiment.metric)]
+        self._best = max(tested, default=(0.0, 0))  # by the metric, and its round
 
     def run_all(self) -> None:
         """All rounds that are left; the audit log knows how they ended."""
@@ -206,7 +208,7 @@ class Rounds:
             if used:
                 self._keep(record)
             self._checkpointed = _remembered(server)
-        log(_summary(record, seconds, server.experiment.rounds))
+        log(_summary(record, seconds, server.experiment.rounds, server.experiment.metric))
         self._expect_updates(len(used), problems)
 
     def _write_audit(
@@ -237,9 +239,9 @@ class Rounds:
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         """Of the rounds that learned something, keep the checkpoints of the last ones and of the best."""
-        folder, accuracy = self._options.folder, (record.get("test") or {}).get("accuracy", -1.0)
-        if accuracy >= self._best[0]:
-            self._best = accuracy, record["round"]
+        folder, score = self._options.folder, (record.get("test") or {}).get(self._server.experiment.metric)
+        if score is not None and score >= self._best[0]:
+            self._best = score, record["round"]
         earlier = [number for number in checkpoint.kept_rounds(folder) if number < record["round"]]
         checkpoint.keep(folder, record["round"], [*earlier[1 - _KEPT_CHECKPOINTS :], self._best[1]])
 
@@ -519,7 +521,7 @@ def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
     return found if possible and isinstance(numbers.get("images", 0), int) else None
 
 
-def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
+def _summary(record: dict[str, Any], seconds: float, rounds: int, metric: str) -> str:
     used = len(record["clients"]) - len(record["left_out"])
     parts = [f"round {record['round']}/{rounds}", f"{used} of {len(record['clients'])} drawn sites"]
     if "loss" in record["train"]:
@@ -527,7 +529,7 @@ def _summary(record: dict[str, Any], seconds: float, rounds: int) -> str:
     if "privacy" in record:
         parts.append(f"ε {record['privacy']['epsilon']:.2f} of a site at δ {record['privacy']['delta']:g}")
     if "test" in record:
-        parts.append(f"accuracy {100 * record['test']['accuracy']:.1f} %")
+        parts.append(f"{TITLES[metric]} {percent(record['test'].get(metric))}")
     if "validation" in record:
-        parts.append(f"validation {100 * record['validation']['accuracy']:.1f} %")
+        parts.append(f"validation {percent(record['validation'].get('accuracy'))}")
     return ", ".join([*parts, f"{seconds:.1f} s"])

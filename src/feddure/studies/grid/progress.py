@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, named
-from feddure.tracking.summary import mean_of, points
+from feddure.tracking.metrics import TITLES
+from feddure.tracking.summary import mean_of, percent
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
@@ -67,8 +68,9 @@ class GridProgress:
             if name in self._waiting:
                 rounds = self._waiting[name].experiment.rounds
                 shares[name] = noted.round / rounds
-                accuracy = "" if noted.accuracy is None else f"  accuracy {noted.accuracy:.3f}"
-                texts[name] = f"round {noted.round}/{rounds}{accuracy}"
+                metric = TITLES[self._waiting[name].experiment.metric]
+                score = "" if noted.score is None else f"  {metric} {percent(noted.score)}"
+                texts[name] = f"round {noted.round}/{rounds}{score}"
         done = sum(cost * shares.get(name, name not in self._waiting) for name, cost in self._costs.items())
         passed = self._clock() - self._began
         left = "–" if done <= 0 else str(timedelta(seconds=round(passed * (self._work - done) / done)))
@@ -93,10 +95,10 @@ class GridProgress:
             self._bars.stop()
 
     def _finished_line(self, cell: Cell, found: Measurement) -> str:
-        line = (
-            f"{self._names[cell.hash]}: {points(found.accuracy_last10)} % ({mean_of(len(found.curve))}), "
-            f"{points(found.accuracy_last)} % (last), {found.seconds:.0f} s"
-        )
+        metric, score, evaluations = cell.experiment.metric, found.scores(cell.experiment.metric), len(found.curve)
+        line = f"{self._names[cell.hash]}: {TITLES[metric]} {percent(score.last10)} ({mean_of(evaluations)}), "
+        line += f"{percent(score.last)} (last), " if evaluations != 1 else ""
+        line += f"{found.seconds:.0f} s"
         if found.left_out:
             share = f"{100 * found.left_out:.0f} %" if found.left_out >= 0.01 else "less than 1 %"
             line += f"; {share} of the clients' updates were not finite and were left out"

@@ -27,7 +27,7 @@ from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, empty, named, unmeasured
 from feddure.tracking import records, tracker
 from feddure.tracking.observer import Observer
-from feddure.tracking.summary import VALIDATION, Summary, evaluations, summarise
+from feddure.tracking.summary import Summary, evaluations, summarise
 from feddure.tracking.tensorboard import TensorBoard
 
 CHECKPOINT_SECONDS = 300.0
@@ -199,7 +199,7 @@ class _UnderWay(Observer):
         began = time.perf_counter()
         self.federation.prepare()
         self._build_seconds = time.perf_counter() - began
-        self._accuracy: float | None = None
+        self._score: float | None = None
         self.summary: Summary | None = None  # of the finished cell
         self._due = time.monotonic() + CHECKPOINT_SECONDS
         with failures.writing(self._folder):
@@ -210,7 +210,7 @@ class _UnderWay(Observer):
         with failures.writing(self._folder):
             self._recorder.write(record, seconds)
             evaluated = record.get("test") or record.get("validation") or {}
-            self._accuracy = evaluated.get("accuracy", self._accuracy)
+            self._score = evaluated.get(self._cell.experiment.metric, self._score)
             if time.monotonic() > self._noted + _SECONDS_BETWEEN_NOTES:
                 self._note()
         if federation.finished:
@@ -234,11 +234,13 @@ class _UnderWay(Observer):
 
     def _note(self) -> None:
         self._noted = time.monotonic()
-        self._store.note(self._cell, self._worker.command, self.federation.round, self._accuracy)
+        self._store.note(self._cell, self._worker.command, self.federation.round, self._score)
 
     def _measurement(self) -> Measurement:
         metrics = records.read(self._folder / records.METRICS)
-        found = self.summary = summarise(metrics, records.read(self._folder / records.TIMING))
+        timing = records.read(self._folder / records.TIMING)
+        found = self.summary = summarise(metrics, timing, self._cell.experiment.metric)
+        accuracy = found.scores["accuracy"]
         averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
         ways = sorted({way for record in metrics for way in record["communication"]})
         means = diagnostics.last_means(diagnostics.trace(metrics)) if any(r.get("diagnostics") for r in metrics) else {}
@@ -248,9 +250,9 @@ class _UnderWay(Observer):
             experiment=experiments.changes(self._cell.experiment),
             rounds=found.rounds,
             local_steps=found.mean_local_steps or 0.0,
-            accuracy_last=found.accuracy_last,
-            accuracy_last10=found.accuracy_last10,
-            accuracy_ema=found.accuracy_ema_last,
+            accuracy_last=accuracy.last,
+            accuracy_last10=accuracy.last10,
+            accuracy_ema=accuracy.ema_last,
             curve=[(number, share, averaged.get(number)) for number, share in evaluations(metrics, "accuracy")],
             seconds=found.seconds or 0.0,
             build_seconds=self._build_seconds,
@@ -259,5 +261,9 @@ class _UnderWay(Observer):
             diagnostics={name: round(value, 5) for name, value in means.items() if name != "round"},
             bytes_per_round={way: fmean(record["communication"].get(way, 0) for record in metrics) for way in ways},
             environment=self._environment,
-            **{name: getattr(found, name) for name in VALIDATION},
+            validation_last10=accuracy.validation_last10,
+            validation_ema=accuracy.validation_ema,
+            validation_best=accuracy.validation_best,
+            accuracy_best=accuracy.best,
+            metrics={name: one.known() for name, one in found.scores.items() if name != "accuracy"},
         )

@@ -30,7 +30,7 @@ from feddure.errors import FeddureError, RunError
 from feddure.files import read_regular, write_whole
 from feddure.studies.grid.failures import Problem, writing
 from feddure.tracking import schema
-from feddure.tracking.summary import VALIDATION
+from feddure.tracking.summary import Scores
 
 CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
 OWN_CODE = "own_code"
@@ -83,13 +83,29 @@ class Measurement:
     validation_ema: float | None = None
     validation_best: float | None = None
     accuracy_best: float | None = None  # in the round of `validation_best`
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)  # `Scores` beside accuracy's; none in old cells
+
+    def scores(self, metric: str) -> Scores:
+        """What it found by a metric."""
+        if metric != "accuracy":
+            names = {field.name for field in dataclasses.fields(Scores)}
+            return Scores(**{name: value for name, value in self.metrics.get(metric, {}).items() if name in names})  # type: ignore[arg-type]
+        return Scores(
+            self.accuracy_last,
+            self.accuracy_last10,
+            self.accuracy_ema,
+            validation_last10=self.validation_last10,
+            validation_ema=self.validation_ema,
+            validation_best=self.validation_best,
+            best=self.accuracy_best,
+        )
 
 
 _MEASUREMENT = TypeAdapter(Measurement)
 
 _NOT_WRITTEN: dict[str, Any] = {
     "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {},
-    **dict.fromkeys(VALIDATION),
+    **dict.fromkeys(("validation_last10", "validation_ema", "validation_best", "accuracy_best")), "metrics": {},
 }  # fmt: skip
 
 
@@ -101,7 +117,7 @@ class Progress:
     pid: int
     command: str  # the same for all processes that one command has started
     round: int = 0
-    accuracy: float | None = None
+    score: float | None = None  # the last evaluation's, by the metric that ranks
 
     @property
     def is_alive(self) -> bool:
@@ -119,9 +135,14 @@ class Store:
 
     # --- finished cells ----------------------------------------------------------------------------------
     def find(self, cell: Cell) -> Measurement | None:
-        """What was measured for this cell, or None; what another state of the user's own code gave does not count."""
-        found = self._finished().get(cell.hash)
-        return None if found is not None and _is_outdated(found, cell) else found
+        """What was measured for this cell, or None.
+
+        What another state of the user's own code gave does not count, nor what lacks the metric that is to rank.
+        """
+        found, metric = self._finished().get(cell.hash), cell.experiment.metric
+        if found is None or _is_outdated(found, cell) or (metric != "accuracy" and metric not in found.metrics):
+            return None
+        return found
 
     def has(self, cell: Cell) -> bool:
         return self.find(cell) is not None
@@ -132,7 +153,8 @@ class Store:
 
     def outdated(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those that were measured when the user's own code was another."""
-        return [cell for cell in cells if cell.hash in self._finished() and not self.has(cell)]
+        finished = self._finished()
+        return [cell for cell in cells if cell.hash in finished and _is_outdated(finished[cell.hash], cell)]
 
     def keep(self, *measurements: Measurement) -> None:
         """Cells are finished: they are in the file first, then away with what their resumption would have needed."""
@@ -203,9 +225,9 @@ class Store:
             lock.release()
             _remove_empty(self.folder / UNFINISHED, *([self.folder] if new else []))
 
-    def note(self, cell: Cell, command: str, number: int = 0, accuracy: float | None = None) -> None:
+    def note(self, cell: Cell, command: str, number: int = 0, score: float | None = None) -> None:
         """Let others see how far a cell is that this process has claimed."""
-        progress = Progress(socket.gethostname(), os.getpid(), command, number, accuracy)
+        progress = Progress(socket.gethostname(), os.getpid(), command, number, score)
         self._write(cell, _PROGRESS, dataclasses.asdict(progress))
 
     def notes(self) -> dict[str, Progress]:

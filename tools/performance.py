@@ -1,0 +1,95 @@
+"""The tables of docs/performance.md, from what benchmarks wrote to results/; `make findings` puts them there."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+ROUNDS = {"aaai24": 200, "aaai24-fine": 200, "cvpr25": 300}
+
+
+@cache
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def span(found: Mapping[str, float], digits: int = 1) -> str:
+    """A median with its least and most."""
+    return f"{found['median']:.{digits}f} ({found['least']:.{digits}f}–{found['most']:.{digits}f})"
+
+
+def rows(head: str, *lines: str) -> str:
+    columns = head.count("|") - 1
+    return "\n".join([head, "|---" + "|---:" * (columns - 1) + "|", *lines])
+
+
+def whole_runs() -> str:
+    """What a user waits for: the newest commit that each case was timed at."""
+    newest = {(case["preset"], case["method"]): case for case in read("rounds")["cases"]}
+    return rows(
+        "|preset|method|ms a round|seconds a run|compile and capture, s|",
+        *(
+            f"|`{preset}`|{method}|{span(case['ms_per_round'])}|"
+            f"{case['ms_per_round']['median'] * ROUNDS[preset] / 1000:.0f}|{case['prepare_s']:.0f}|"
+            for (preset, method), case in sorted(newest.items())
+        ),
+    )
+
+
+def steps() -> str:
+    step, floors = read("step"), read("floor")["steps"]
+    wide = next(m for m in read("lanes")["measured"] if m["method"] == "feddure" and m["batch"] == "10 + 90")
+    five = next(one for one in wide["by_lanes"] if one["lanes"] == 5)["ms_per_client_step"]
+    five = {name: 5 * value for name, value in five.items() if name != "repeats"}
+    twin = step["twin_ms_per_step_of_all"]["median"]
+    lines = [
+        f"|10 + 10|{span(step['lanes_ms_per_step_of_all'])}|{twin:.0f}|{step['times_as_fast']:.1f}|"
+        f"{floors['feddure 10 + 10, plain']['ms']['median']:.1f}|",
+        f"|10 + 90|{span(five)}|–|–|{floors['feddure 10 + 90, plain']['ms']['median']:.1f}|",
+    ]
+    return rows("|images a step|five lanes, ms|textbook twin, ms|times as fast|convolutions alone, ms|", *lines)
+
+
+def plain_loops() -> str:
+    cases = [("H200", case) for case in read("round")["against_plain_loop"]]
+    cases += [("2 CPU cores", case) for case in read("round-cpu")["against_plain_loop"]]
+    return rows(
+        "|`fedavg-sl` on|clients|lanes, ms a step of all|plain loop, ms|times as fast|",
+        *(
+            f"|{where}|{case['clients']}|{span(case['lanes_ms_per_step_of_all'], 2)}|"
+            f"{case['plain_ms_per_step_of_all']['median']:.1f}|{case['times_as_fast']:.1f}|"
+            for where, case in cases
+        ),
+    )
+
+
+def augmentation() -> str:
+    return rows(
+        "|T_s of 10,000 CIFAR-10 images on|images a second|Pillow, image by image|times as fast|",
+        *(
+            f"|{where}|{found['batched']['images_per_second']:,}|{found['pillow']['images_per_second']:,}|"
+            f"{found['speedup']:.1f}|"
+            for where, found in (("H200", read("augment")), ("2 CPU cores", read("augment-cpu")))
+        ),
+    )
+
+
+def federation() -> str:
+    found = read("federation-cpu")
+    named = {
+        "simulator": found["simulator_s_per_round"],
+        "federation of three sites on one machine": found["federation_s_per_round"],
+        "of which the slowest site's own work": found["at_sites_s"],
+    }
+    return rows("||seconds a round|", *(f"|{name}|{span(times)}|" for name, times in named.items()))
+
+
+TABLES = {
+    "whole-runs": whole_runs,
+    "steps": steps,
+    "plain-loops": plain_loops,
+    "augmentation": augmentation,
+    "real-federation": federation,
+}
