@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/feddure compare --preset demo
 
-test: lint
+test: lint $(VENV)/.installed-trackers
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
@@ -31,6 +31,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "feddure needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,onnx]'
+	@touch $@
+
+# Beside the others, so that the demo does not wait for them.
+$(VENV)/.installed-trackers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
 clean:
