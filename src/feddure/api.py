@@ -85,7 +85,7 @@ class Run:
     def _repr_html_(self) -> str:
         found = {"global": "test", "averaged": "test_ema"}
         curves = {name: evaluations(self.metrics, "accuracy", model) for name, model in found.items()}
-        drawn = notebook.curves(curves, "Test accuracy against rounds")
+        drawn = notebook.curves(curves, "test accuracy")
         return notebook.table((), self.summary.rows(), str(self.folder)) + drawn
 
 
@@ -268,7 +268,7 @@ class Sweep:
 
     @cached_property
     def table(self) -> list[Row]:
-        """leaderboard.csv: a row a combination, best first; accuracies are shares of 1."""
+        """leaderboard.csv: a row a combination, best first; accuracies in %."""
         return _rows(self.folder / "leaderboard.csv")
 
     @property
@@ -396,14 +396,18 @@ class PartitionView:
         return Path(file)
 
     def __repr__(self) -> str:
+        return f"<feddure.PartitionView {self._title}>"
+
+    @property
+    def _title(self) -> str:
         about = self.partition.parameters
-        return f"<feddure.PartitionView {about['dataset']}, {about['setting']}, {self.partition.clients} clients>"
+        return f"{about['dataset']}, {about['setting']}, {self.partition.clients} clients"
 
     def _repr_html_(self) -> str:
         most, names = 20, ("client", "labelled", "unlabelled")
         rows = [[row.get("site", row["client"]), row["labelled"], row["unlabelled"]] for row in self.table]
         more = [["…", f"{len(rows) - most} more clients", ""]] if len(rows) > most else []
-        return notebook.table(names, rows[:most] + more, repr(self).strip("<>"))
+        return notebook.table(names, rows[:most] + more, self._title)
 
 
 def partition(

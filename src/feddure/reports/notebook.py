@@ -9,9 +9,10 @@ _COLOURS = ("#0072b2", "#d55e00")
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
     """A table of texts, whatever is in them."""
-    lines = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    names = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>" if head else ""
-    return f"<table><caption>{escape(caption)}</caption>{names}{lines}</table>"
+    left = ' style="text-align:left"'
+    lines = "".join(f"<tr>{''.join(f'<td{left}>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    names = f"<tr>{''.join(f'<th{left}>{escape(name)}</th>' for name in head)}</tr>" if head else ""
+    return f"<table><caption{left}>{escape(caption)}</caption>{names}{lines}</table>"
 
 
 def curves(named: dict[str, list[tuple[int, float]]], title: str) -> str:
@@ -35,6 +36,7 @@ def curves(named: dict[str, list[tuple[int, float]]], title: str) -> str:
     parts = [
         f'<path d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - 10}" stroke="currentColor" opacity=".4" fill="none"/>',
         *(text(_LEFT - 4, y(value) + 4, f"{100 * value:.1f}\u202f%", "end") for value in dict.fromkeys((low, high))),
+        text(_LEFT + 6, _TOP + 6, title, "start"),
         text(x(first), _HEIGHT - 6, f"round {first}", "start"),
         text(x(last), _HEIGHT - 6, f"round {last}", "end"),
     ]
