@@ -29,7 +29,10 @@ def test_few_images_on_a_cpu():
         ({"sites": 25}, {}, {"clients_per_round": 10, "rounds": 30}),
         ({"unlabelled": 1800}, {}, {"local_steps": 30, "rounds": 66}),
         ({"unlabelled": 90_000}, {}, {"local_steps": 45, "rounds": 44}),
-        ({"unlabelled": 0}, {}, {"local_steps": 20}),
+        ({"unlabelled": 0}, {}, {"local_steps": 20, "partition.labelled_as_unlabelled": True}),
+        ({"unlabelled": 0, "labelled": 3000}, {}, {"local_steps": 45}),
+        ({"unlabelled": 2, "sites": 0}, {}, {"partition.labelled_as_unlabelled": True}),
+        ({"unlabelled": 0}, {"partition.labelled_as_unlabelled": False}, {"partition.labelled_as_unlabelled": False}),
         ({"side": 64}, {}, {"model": "cnn"}),
         ({"gpu": True}, {}, {"model": "resnet9", "rounds": 200, "optimizer.learning_rate": 5e-4}),
         ({"sites": 0}, {}, {"partition.setting": "iid-iid", "partition.clients": 3, "clients_per_round": 3}),
@@ -47,6 +50,19 @@ def test_the_rule(size, given, expected):
     found = sizes(given, **size)
     assert {key: found[key] for key in expected} == expected
     experiments.load("recommended", changes=found)
+
+
+@pytest.mark.parametrize(
+    ("side", "modes", "gpu", "expected"),
+    [
+        (28, ["L"], False, {"size": 28, "channels": 1}),
+        (40, ["L", "RGB"], False, {"size": 32, "channels": 3}),
+        (3000, ["I;16"], False, {"size": 64, "channels": 1}),
+        (3000, ["RGB"], True, {"size": 96, "channels": 3}),
+    ],
+)
+def test_pixels_that_suit_files_and_machine(side, modes, gpu, expected):
+    assert recommended.image_options(side, modes, gpu) == expected
 
 
 def own_images():

@@ -7,10 +7,15 @@ feddure.predict(run.folder, "photos/"), feddure.export(run.folder, "model.onnx")
 feddure.compare("demo", methods=["fedavg-matched", "fedtutor"]).table, feddure.partition("cifar10", "iid-dir").table
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddure.version import VERSION as __version__
+
+# Before PyTorch is imported: its threads spin while they wait for each other, and where other programs keep the cores
+# busy, they spin away the time of the one they wait for (a round of the demo then took five times as long).
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from feddure.api import Comparison, PartitionView, Run, Sweep, compare, load_dataset, partition, run, sweep

@@ -126,7 +126,7 @@ def run(
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
     changes = {
-        "dataset": dataset.name if isinstance(dataset, Dataset) else dataset,
+        "dataset": _data_name(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "method": _name(method, methods.register),
@@ -227,7 +227,7 @@ def compare(
     if resume and preset is None and config_file is None:
         config_file = study.config_to_resume(given)
     changes = {
-        "dataset": dataset.name if isinstance(dataset, Dataset) else dataset,
+        "dataset": _data_name(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "model": _name(model, networks.register),
@@ -430,8 +430,9 @@ def partition(
     """
     options = {"setting": setting, "clients": 20 if clients is None else clients, **fields}
     found = experiments.build({"partition": options, "clients_per_round": 1}).partition
-    plugins.allow(dataset)
-    images = _reader(dataset, data_dir, False)(dataset.name if isinstance(dataset, Dataset) else dataset)
+    name = _data_name(dataset)
+    plugins.allow(name)
+    images = _reader(dataset, data_dir, False)(str(name))
     expect_clients(clients, setting, images)
     return PartitionView(partitions.make(images, found, seed), images)
 
@@ -479,6 +480,13 @@ def _reader(dataset: str | Dataset | None, data_dir: Path | str | None, progress
         return data.load(name, Path(data_dir) if data_dir else None, progress)
 
     return read
+
+
+def _data_name(dataset: str | Dataset | None) -> str | None:
+    """The name of a data set; a path that is there is one of own images."""
+    if isinstance(dataset, Dataset):
+        return dataset.name
+    return dataset and data.resolve(dataset)
 
 
 def _say(progress: bool) -> Callable[[str], None]:

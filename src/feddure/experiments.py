@@ -161,7 +161,8 @@ def _check_together(experiment: Experiment) -> None:
     if part.setting != "sites" and experiment.clients_per_round > part.clients:
         raise ConfigError(
             f"clients_per_round is {experiment.clients_per_round} but partition.clients is {part.clients}: "
-            "a round cannot draw more clients than there are"
+            "a round cannot draw more clients than there are; "
+            f"add --set clients_per_round={part.clients}, or more --clients"
         )
     if (experiment.init is None) != (experiment.init_sha256 is None):
         raise ConfigError("init and init_sha256 belong together: name the model file with --init, which fills in both")

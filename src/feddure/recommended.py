@@ -2,9 +2,10 @@
 
 The rule. Sites are the clients, or the images are dealt to as many clients as have 20 labelled images each, 10 at most.
 All of them take part in a round, 10 at most. A step has 10 labelled and 20 unlabelled images; a round passes once over
-the mean client's unlabelled images, but takes 20 to 45 steps. With a GPU a ResNet-9 trains for 200 rounds at the rate
-5e-4; without one a quarter of its width, or from 48 pixels on the small CNN, at 1e-3, for as many rounds as make about
-6,000 steps of all clients together, but 20 to 100: minutes on two cores.
+the mean client's unlabelled images, but takes 20 to 45 steps. Where hardly any image is unlabelled, the labelled
+ones count as such too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its
+width, or from 48 pixels on the small CNN, at 1e-3, for as many rounds as make about 6,000 steps of all clients
+together, but 20 to 100: minutes on two cores.
 """
 
 import math
@@ -22,6 +23,7 @@ NAME = "recommended"
 OWN_IMAGES = ("folder:", "npz:")
 _STEPS, _ROUNDS, _MOST_CLIENTS, _LABELS = (20, 45), (20, 100), 10, 20
 _STEPS_IN_ALL = 6000
+_GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L"}
 
 
 class Size(NamedTuple):
@@ -41,6 +43,8 @@ def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str
     of_sites = size.sites > 0 and found["partition.setting"] == "sites"
     found = {"partition.clients": size.sites if of_sites else dealt} | found
     clients = size.sites if of_sites else found["partition.clients"]
+    if size.unlabelled < (1 if of_sites else clients):
+        found = {"partition.labelled_as_unlabelled": True} | found
     network = "resnet9" if size.gpu else "resnet9-slim" if size.side < 48 else "cnn"
     found = {
         "clients_per_round": min(clients, _MOST_CLIENTS),
@@ -49,7 +53,8 @@ def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str
         "optimizer.learning_rate": 5e-4 if size.gpu else 1e-3,
     } | found
     batch = found["unlabelled_batch"] if isinstance(found["unlabelled_batch"], int) else 20
-    unlabelled = round(size.unlabelled / clients)
+    again = found.get("partition.labelled_as_unlabelled") is True
+    unlabelled = round((size.unlabelled + (size.labelled if again else 0)) / clients)
     found = {"local_steps": _between(math.ceil(unlabelled / batch), *_STEPS)} | found
     steps = found["local_steps"] if isinstance(found["local_steps"], int) else math.ceil(unlabelled / batch)
     in_a_round = max(1, steps) * found["clients_per_round"]
@@ -82,13 +87,28 @@ def load(
         return experiments.load(preset, file, dict(changes), sets, allow_modules), None
     experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
     images = read(name)
-    # A benchmark's labels are the partition's to choose; about a tenth is usual.
-    labelled = int(images.labelled.sum()) if images.labelled is not None else len(images.labels) // 10
+    labelled = _labels(images, given)
     gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
     size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu)
     found, said = recommend(size, given)
     say(f"preset {NAME}: {said}. --set changes any field, --preset all of them")
     return experiments.load(NAME, None, found, sets), images
+
+
+def image_options(shorter_side: int, modes: Iterable[str], gpu: bool) -> dict[str, int]:
+    """Pixels and channels that suit files: no larger than they are, nor than the machine trains in good time."""
+    most = 96 if gpu else 64
+    sizes = [size for size in (32, 64, 96) if size <= min(shorter_side, most)]
+    return {"size": max(sizes, default=max(8, shorter_side)), "channels": 1 if set(modes) <= _GREY else 3}
+
+
+def _labels(images: Dataset, given: Mapping[str, Any]) -> int:
+    """How many labels will be used, about."""
+    share = given.get("partition.label_fraction")
+    if isinstance(share, float | int):
+        return round(share * len(images.labels))
+    # A benchmark's labels are the partition's to choose; about a tenth is usual.
+    return int(images.labelled.sum()) if images.labelled is not None else len(images.labels) // 10
 
 
 def _between(value: int, least: int, most: int) -> int:

@@ -1,13 +1,10 @@
 """`feddure run`, from the command line to the report, and what it says when it cannot."""
 
 import json
-import sys
-import warnings
 
 import numpy as np
 import pytest
 
-from feddure import cli
 from feddure.simulation import runs
 from feddure.tracking.records import read_run
 
@@ -16,28 +13,6 @@ SMALL = (
     *("--set", "partition.labels_per_class=3", "--set", "clients_per_round=2", "--set", "labelled_batch=5"),
     *("--set", "evaluate_every=1", "--set", "engine.device=cpu"),
 )
-
-
-@pytest.fixture
-def feddure(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty folder; returns its exit code, standard output and standard error."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddure", *map(str, arguments)])
-        code = 0
-        with warnings.catch_warnings():  # the command says itself how warnings are shown
-            warnings.simplefilter("default")
-            try:
-                cli.main()
-            except SystemExit as exit:
-                code = exit.code or 0
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -119,7 +94,7 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
         (["--setting", "sites"], "does not say which site"),
         (["--rounds", "0"], "rounds: 0 was given"),
         (["--rounds", "some"], "'--rounds'"),
-        (["--clients", "1"], "clients_per_round is 2 but partition.clients is 1"),
+        (["--clients", "1"], "add --set clients_per_round=1"),
         (["--clients", "1000"], "ask for fewer --clients"),
         (["--seed", "-1"], "seed: -1 was given"),
         (["--set", "rounds"], "expected key=value"),

@@ -7,7 +7,7 @@ from PIL import Image
 import feddure
 import folders
 from feddure import data
-from feddure.data.sources.folder import load as load_folder
+from feddure.data import load as load_dataset
 from feddure.errors import ConfigError, DataError
 from feddure.serving.predict import find_images
 
@@ -52,7 +52,7 @@ def test_files_are_decoded_as_training_decodes_its_folders(tmp_path):
             save(wide, root / part / kind / "wide.jpg")
             save(grey, root / part / kind / "deep" / "grey.png")
             save(np.dstack([wide, wide[..., :1]]), root / part / kind / "transparent.png")
-    images = load_folder(f"{root}?size=12&channels=3")
+    images = load_dataset(f"folder:{root}?size=12&channels=3")
     small = {"partition.clients": 1, "partition.labels_per_class": 1, "clients_per_round": 1}
     folder = folders.execute(tmp_path / "run", images=images, **small).folder
     model = feddure.load_model(folder)

@@ -1,5 +1,6 @@
 """The `feddure` command: each subcommand is a few lines that call the rooms below."""
 
+import io
 import os
 import sys
 import warnings
@@ -22,6 +23,7 @@ from feddure.cli import (
     run,
     sweep,
     theory,
+    watch,
 )
 from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import FeddureError, FeddureWarning, first_line
@@ -54,6 +56,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("reproduce")(reproduce.reproduce)
 app.command("sweep")(sweep.sweep)
+app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
@@ -70,6 +73,8 @@ def main() -> None:
 
     An error inside the user's own code shows that code's lines, and with FEDDURE_TRACEBACK=1 all others too.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     console = plain_console(stderr=True)
     warnings.showwarning = lambda message, category, *_: (
         console.print("note:", str(message)) if issubclass(category, FeddureWarning) else None

@@ -1,14 +1,14 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
+import shlex
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from feddure.cli import options
+from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, table, tell_error
 from feddure.errors import ConfigError
 
@@ -41,6 +41,7 @@ def compare(
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
     track: options.Track = None,
+    skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -61,11 +62,13 @@ def compare(
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```
     """
-    from feddure import api, data, experiments, plugins, recommended
-    from feddure.data.partition import expect_clients
-    from feddure.simulation.runs import Interrupted
-    from feddure.studies import compare as study
-    from feddure.studies.grid import failures as grid_failures
+    console = plain_console(stderr=True)
+    with console.status("starting"):  # torch takes seconds to import
+        from feddure import api, data, experiments, plugins, recommended
+        from feddure.data.partition import expect_clients
+        from feddure.simulation.runs import Interrupted
+        from feddure.studies import compare as study
+        from feddure.studies.grid import failures as grid_failures
 
     for text in sets or ():
         key = text.partition("=")[0].strip()
@@ -75,16 +78,16 @@ def compare(
     if resume and preset is None and file is None:
         file = study.config_to_resume(out)
     changes: dict[str, Any] = {
-        "dataset": dataset,
+        "dataset": dataset and data.resolve(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "model": model,
         "init": init,
         "rounds": rounds,
     }
-    console = plain_console(stderr=True)
-    read = partial(data.load, data_dir=data_dir, progress=True)
+    read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    experiment = own_images.recorded(experiment, skip_damaged)
     plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
     if looked_at is not None:
         preset = recommended.NAME
@@ -100,6 +103,10 @@ def compare(
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+    if not resume:
+        wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
+        own_images.say_plan(wanted, images, console.print, len(plan.seeds))
     began = time.monotonic()
     try:
         services = options.names("--track", track)

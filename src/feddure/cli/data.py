@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure import plugins
-from feddure.cli.options import DataDir
+from feddure.cli import own_images
+from feddure.cli.options import DataDir, SkipDamaged
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset, measure
 from feddure.data.sources.fetch import fetch as fetch_dataset
@@ -84,27 +86,41 @@ def fetch(
 
 
 @app.command()
-def check(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Load a data set and say what is in it, and what may not be meant; exit code 1 if it is not the official one.
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A data set, or the path of your own images.")],
+    skip_damaged: SkipDamaged = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a data set and say what is in it, what will be done with it, and what may not be meant.
+
+    Of your own images also what to train on them, how long that takes here, and the two commands for it. The exit code
+    is 1 where files are damaged, or where a data set is not the official one. Nothing is trained or written.
 
     Examples:
 
-    - `feddure data check cifar10`
-    - `feddure data check 'folder:my-images?size=32&channels=3'`
+    - `feddure data check my/images`
     - `feddure data check 'folder:x-rays?size=64&channels=1&depth=12'`
+    - `feddure data check list.csv`
     - `feddure data check npz:mine.npz --json`
+    - `feddure data check cifar10`
     """
+    name = sources.resolve(name, skip_damaged)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
         plugins.allow(name)
-        dataset = sources.load(name, data_dir, progress=True)
+        # Damaged files are listed here, not refused.
+        dataset, found = sources.read(name, data_dir, progress=True, skip_damaged=True)
     report = _report(dataset, None if ":" in name else sources.find_source(name))
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
+    if found is not None:
+        report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found, "size=" in name)}
+        report["notes"] = [*found.sentences(), *report["notes"]]
     if as_json:
         _print_json(report)
     else:
         _show(report)
-    if report["official"] is False:
+    if report["official"] is False or (found is not None and found.damaged and not skip_damaged):
         raise typer.Exit(1)
 
 
@@ -156,10 +172,15 @@ def _show(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     height, width, channels = report["shape"]
     facts = Table("", escape(report["name"]), show_edge=False, box=None)
+    if "layout" in report:
+        facts.add_row("layout", escape(report["layout"]))
     facts.add_row("images", f"{report['train']:,} train, {report['test']:,} test")
     own_labels = report["unlabelled"] is not None
     if own_labels:
         facts.add_row("", f"{report['train'] - report['unlabelled']:,} labelled, {report['unlabelled']:,} unlabelled")
+    if report.get("sizes"):
+        modes = ", ".join(f"{number:,} {mode}" for mode, number in report["modes"].items())
+        facts.add_row("files", f"{_most(report['sizes'])} pixels; {modes}")
     facts.add_row("shape", f"{height} × {width}, {channels} channel{'s' if channels > 1 else ''}")
     for name in ("mean", "std"):
         stated, measured = (" ".join(f"{value:.4f}" for value in report[key]) for key in (name, f"measured_{name}"))
@@ -175,6 +196,29 @@ def _show(report: dict[str, Any]) -> None:
         console.print(_table("site", report["sites"], ["train", "labelled"]))
     for note in report["notes"]:
         console.print(f"note: {escape(note)}", soft_wrap=True)
+    if report.get("damaged"):
+        console.print(f"damaged files: {len(report['damaged']):,}")
+        for line in report["damaged"]:
+            console.print(f"  {escape(line)}", soft_wrap=True)
+        console.print("Mend or remove them; --skip-damaged leaves them out.")
+    if "suggestion" in report:
+        _show_suggestion(report["suggestion"], console)
+
+
+def _show_suggestion(found: dict[str, Any], console: Console) -> None:
+    if "problem" in found:
+        console.print(f"cannot be trained on yet: {escape(found['problem'])}", soft_wrap=True)
+        return
+    console.print(f"\nPreset {found['preset']}: {escape(found['text'])}.\nNext:", soft_wrap=True)
+    for command in found["commands"]:
+        console.print(f"  {escape(command)}", soft_wrap=True)
+
+
+def _most(counts: dict[str, int], shown: int = 3) -> str:
+    """The most frequent of some values, with their numbers."""
+    told = [f"{number:,} of {value}" for value, number in list(counts.items())[:shown]]
+    rest = list(counts.values())[shown:]
+    return ", ".join(told) + (f", {sum(rest):,} of {len(rest):,} other sizes" if rest else "")
 
 
 def _table(what: str, rows: list[dict[str, Any]], columns: list[str]) -> Table:

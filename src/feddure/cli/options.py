@@ -36,6 +36,9 @@ Track = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave image files out that cannot be read, and list them.")
+]
 
 
 def expect_writable(path: Path | None, option: str, *endings: str) -> None:

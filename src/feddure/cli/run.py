@@ -1,13 +1,13 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
-from functools import partial
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from feddure.cli import options
+from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console
 
 
@@ -26,6 +26,7 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     track: options.Track = None,
+    skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -38,20 +39,23 @@ def run(
     feddure run --preset aaai24 --setting iid-iid --seed 1     # the paper's set-up, one GPU
     feddure run --preset demo --method fedavg-sl --set rounds=50
     feddure run --preset aaai24 --set server.ema=0.9           # also test a model averaged over rounds
-    feddure run --dataset folder:my/images                     # your own: the preset recommended, fitted to them
-    feddure run --dataset folder:my/images --init runs/pretrained
+    feddure run --dataset my/images                            # your own: the preset recommended, fitted to them
+    feddure run --dataset 'folder:my/images?size=64' --skip-damaged
+    feddure run --dataset my/images --init runs/pretrained
     feddure run --preset demo --track mlflow                   # with pip install 'feddure[mlflow]'; or wandb
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
-    from feddure import api, data, plugins, recommended
-    from feddure.data.partition import expect_clients
-    from feddure.simulation import runs
-    from feddure.tracking import tracker
-    from feddure.tracking.console import summary_table
+    console = plain_console(stderr=True)
+    with console.status("starting"):  # torch takes seconds to import
+        from feddure import api, data, plugins, recommended
+        from feddure.data.partition import expect_clients
+        from feddure.simulation import runs
+        from feddure.tracking import tracker
+        from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
-        "dataset": dataset,
+        "dataset": dataset and data.resolve(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "method": method,
@@ -62,16 +66,19 @@ def run(
     }
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
-    console = plain_console(stderr=True)
-    read = partial(data.load, data_dir=data_dir, progress=True)
+    read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
     console.print(f"run folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     finished_before = runs.is_finished(folder)
+    if not resume and not folder.exists():
+        own_images.say_plan([experiment], images, console.print)
     try:
         finished = runs.execute(experiment, images, folder, resume, observers=observers)
     except runs.Interrupted as stopped:

@@ -266,4 +266,7 @@ def _advice(dataset: Dataset, options: config.PartitionOptions, clients: int, av
         return f"lower it to at most {labels // (clients * classes)}"
     if options.label_fraction is not None and labels >= clients:
         return f"lower it to at most {labels * 1_000_000 // images / 1_000_000:g}"
-    return "ask for fewer --clients, or for fewer labels (--labels-per-class, --label-fraction)"
+    return (
+        "ask for fewer --clients, for fewer labels (--labels-per-class, --label-fraction), or use labelled images as "
+        "unlabelled ones too (partition.labelled_as_unlabelled)"
+    )

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from feddure.data.sources.base import bar
-from feddure.data.sources.folder import files_below
 from feddure.data.sources.images import Rule, Unreadable, read
+from feddure.data.sources.layouts import files_below
 from feddure.errors import ConfigError, DataError
 from feddure.serving.load import Model, load_model
 

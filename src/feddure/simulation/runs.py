@@ -22,7 +22,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError, first_line
 from feddure.files import is_text, readable, write_json, write_whole
 from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
@@ -39,6 +39,8 @@ from feddure.tracking.tensorboard import TensorBoard
 
 PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
 LOCK_FILE = ".lock"
+FAILURE_FILE = "failure.json"
+"""Why an error ended the run, for who watches it; gone once the run goes on."""
 
 
 class Interrupted(RunError):
@@ -84,10 +86,11 @@ def execute(
             watching.append(console)
         for observer in watching:
             closing.callback(observer.close)
-        _train(federation, folder, watching, resume_command)
-        _expect_learned(folder)
-        write_models(federation.server, folder)
-        write_report([folder], folder / REPORT_FILE)
+        with _noting_failure(folder):
+            _train(federation, folder, watching, resume_command)
+            _expect_learned(folder)
+            write_models(federation.server, folder)
+            write_report([folder], folder / REPORT_FILE)
         finished = records.read_run(folder)
         for observer in watching:
             observer.run_done(summarise(finished.metrics, finished.timing, experiment.metric), folder)
@@ -101,6 +104,21 @@ def _train(federation: Federation, folder: Path, observers: Sequence[Observer], 
         except Stopped:
             checkpoint.write(federation.server, folder)
             raise Interrupted(folder, federation.round, stop.signal, resume_command) from None
+
+
+@contextmanager
+def _noting_failure(folder: Path) -> Iterator[None]:
+    path = folder / FAILURE_FILE
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, FeddureError) else first_line(error)
+        with suppress(RunError):  # a full disk has room for no words
+            write_json(path, {"error": said}, RunError)
+        raise
 
 
 def _expect_learned(folder: Path) -> None:

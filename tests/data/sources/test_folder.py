@@ -131,9 +131,14 @@ def test_files_that_file_managers_leave_are_passed_over(tmp_path):
     before = sources.load(f"folder:{write_folder(tmp_path)}").fingerprint
     for litter in ("labelled/.DS_Store", "labelled/ant/Thumbs.db", "unlabelled/._u.png", "test/bee/desktop.ini"):
         (tmp_path / litter).write_text("litter")
+    for other in ("labelled/labels.txt", "labelled/ant/README", "unlabelled/scan.dcm", "test/bee/notes.txt"):
+        (tmp_path / other).write_text("no image")
+    os.mkfifo(tmp_path / "unlabelled" / "pipe")
     (tmp_path / "README.txt").write_text("about these images")
     (tmp_path / ".git").mkdir()
-    assert sources.load(f"folder:{tmp_path}").fingerprint == before
+    dataset, found = sources.read(f"folder:{tmp_path}")
+    assert dataset.fingerprint == before
+    assert found.ignored == {".txt": 2, "without ending": 2, ".dcm": 1}
 
 
 def test_unlabelled_images_and_test_images_of_a_class_may_be_missing(tmp_path):
@@ -191,30 +196,31 @@ def two_spellings(root):
 
 def test_a_folder_may_have_no_test_images(tmp_path):
     remove("test")(write_folder(tmp_path))
-    assert sources.load(f"folder:{tmp_path}?size=8").test_images.shape == (0, 8, 8, 3)
+    assert sources.load(f"folder:{tmp_path}?size=8&test=0").test_images.shape == (0, 8, 8, 3)
+    assert sources.load(f"folder:{tmp_path}?size=8").test_labels.tolist() == [0, 1]
 
 
 MISTAKES = [
-    (remove("labelled"), "classes in labelled/: none; expected 2 or more"),
-    (remove("labelled/bee"), "classes in labelled/: ant; expected 2 or more"),
-    (put("labelled/ant/notes.txt"), "labelled/ant/notes.txt: is not an image"),
-    (put("unlabelled/notes.txt"), "unlabelled/notes.txt: is not an image"),
+    (remove("labelled"), "classes: none; expected 2 or more"),
+    (remove("labelled/bee"), "classes: ant; expected 2 or more"),
+    (put("labelled/cat/notes.txt"), "labelled/cat: no images in it, but .txt"),
     (put("test/ant/empty.png", b""), "test/ant/empty.png: is not an image"),
     (truncate("labelled/ant/0.png"), "labelled/ant/0.png: cannot be decoded"),
     (put("labelled/loose.png"), "labelled/loose.png: expected only folders here"),
     (put("test/loose.png"), "test/loose.png: expected only folders here"),
     (mkdir("labelled/cat"), "labelled/cat: no images in it"),
     (put("labelled/cat/.DS_Store"), "labelled/cat: no images in it"),
-    (mkdir("unlabeled"), "unlabeled: unknown folder; expected .*unlabelled"),
+    (mkdir("unlabeled"), "unlabelled: unlabeled/ is there too; keep one"),
+    (mkdir("unlabelt"), "unlabelt: unknown folder in .*; expected .*unlabelled"),
     (mkdir("clients/a"), "use one of the two layouts"),
-    (add("test/cat/c.png"), "test/cat: no labelled folder .* ant, bee"),
+    (add("test/cat/c.png"), "test/cat: no labelled image .* ant, bee"),
     (link("unlabelled/loop", "unlabelled"), "unlabelled/loop: a link to a folder that is read already"),
     (link("labelled/ant/gone.png", "nowhere.png"), "labelled/ant/gone.png: cannot be read"),
 ]
 MISTAKES_OF_SITES = [
     (mkdir("clients/idle"), "idle: neither labelled/ nor unlabelled/"),
     (put("clients/loose.png"), "loose.png: expected only folders here; .* its site"),
-    (mkdir("clients/north/labeled"), "north/labeled: unknown folder"),
+    (mkdir("clients/north/labelt"), "north/labelt: unknown folder"),
     (mkdir("clients/north/labelled/cat"), "north/labelled/cat: no images in it"),
     (mkdir("labelled"), "use one of the two layouts"),
     (lambda root: (remove("clients")(root), mkdir("clients")(root)), "clients: is empty"),
@@ -237,26 +243,29 @@ def test_a_mistake_in_a_folder_is_one_error_that_names_it(tmp_path, write, damag
 
 def test_all_mistakes_are_named_at_once(tmp_path):
     root = write_folder(tmp_path)
-    for damage in (mkdir("labelled/cat"), put("test/loose.png"), mkdir("unlabeled"), mkdir("labelled/dog")):
+    for damage in (mkdir("labelled/cat"), put("test/loose.png"), mkdir("unlabelt"), mkdir("labelled/dog")):
         damage(root)
     paint(root / "test" / "Ant" / "1.png")
     with pytest.raises(DataError) as caught:
         sources.load(f"folder:{root}")
     places = [line.partition(": ")[0] for line in str(caught.value).splitlines()]
-    expected = ("unlabeled", "labelled/cat", "labelled/dog", "test/loose.png", "test/Ant")
+    expected = ("unlabelt", "labelled/cat", "labelled/dog", "test/loose.png", "test/Ant")
     assert sorted(places) == sorted(str(root / place) for place in expected)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("?colour=3", "unknown option 'colour'; there are: size, channels, depth"),
+        ("?colour=3", "unknown option 'colour'; there are: size, channels, depth, test"),
         ("?size=big", "size is 'big', expected a whole number"),
         ("?size=-8", "size is -8, expected 5 to 4096"),
         ("?size=4", "size is 4, expected 5 to 4096"),
         ("?channels=4", "channels is 4, expected 1 .* or 3"),
         ("?depth=32", "depth is 32, expected 8 to 16 bits"),
         ("?size", "expected options like"),
+        ("?test=1", "test is '1', expected a share"),
+        ("?test=nan", "test is 'nan', expected a share"),
+        ("?split_seed=-1", "split_seed is -1"),
         ("/nowhere", "there is no folder"),
     ],
 )

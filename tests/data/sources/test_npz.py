@@ -140,7 +140,45 @@ def test_a_damaged_file_is_read_or_refused_but_never_crashes(tmp_path_factory, w
     whole[position] = value
     path.write_bytes(whole[:position] if cut else whole)
     try:
-        dataset = npz.load(str(path))
+        dataset = npz.read(str(path))[0]
     except DataError:
         return
     np.testing.assert_array_equal(dataset.images, arrays()["images"])
+
+
+def medmnist(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for part, count in (("train", 8), ("val", 4), ("test", 4)):
+        found[f"{part}_images"] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        found[f"{part}_labels"] = (np.arange(count, dtype=np.uint8) % 2)[:, None]
+    return {name: value for name, value in {**found, **changes}.items() if value is not None}
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_medmnist(tmp_path, kind):
+    np.savez(tmp_path / "mnist.npz", **medmnist())
+    dataset, found = sources.read(f"{kind}:{tmp_path / 'mnist.npz'}")
+    assert dataset.images.shape == (12, 28, 28, 1)
+    assert dataset.labels.tolist() == [0, 1] * 6
+    assert dataset.test_labels.tolist() == [0, 1] * 2
+    assert "MedMNIST" in found.layout
+    np.savez(tmp_path / "mnist.npz", **medmnist(test_images=None, test_labels=None))
+    dataset, found = sources.read(f"{kind}:{tmp_path / 'mnist.npz'}")
+    assert (len(dataset.images), len(dataset.test_images)) == (8, 4)
+    np.savez(tmp_path / "mnist.npz", **medmnist(train_labels=np.zeros((8, 14), np.uint8)))
+    with pytest.raises(DataError, match="several labels an image"):
+        sources.read(f"{kind}:{tmp_path / 'mnist.npz'}")
+    np.savez(tmp_path / "mnist.npz", **medmnist(val_labels=None))
+    with pytest.raises(DataError, match="no array val_labels"):
+        sources.read(f"{kind}:{tmp_path / 'mnist.npz'}")
+
+
+def test_a_file_without_tests_gives_its_own(tmp_path):
+    path = write(tmp_path, test_images=None, test_labels=None, labelled=np.array([True] * 5 + [False]))
+    dataset, found = sources.read(f"npz:{path}")
+    assert found.split.images == 2
+    assert (sorted(dataset.labels.tolist()), sorted(dataset.test_labels.tolist())) == ([0, 1, 2, 2], [0, 1])
+    assert len(dataset.labelled) == len(dataset.images) == 4
+    assert not dataset.labelled[-1]
+    assert len(sources.load(f"npz:{path}?test=0").test_images) == 0

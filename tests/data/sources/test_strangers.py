@@ -19,7 +19,7 @@ from PIL import Image
 
 from feddure.data import sources
 from feddure.data.sources import images
-from feddure.data.sources.folder import files_below
+from feddure.data.sources.layouts import files_below
 from feddure.errors import DataError
 
 PROGRAM = """

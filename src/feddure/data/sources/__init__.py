@@ -5,6 +5,7 @@ that returns a `Dataset`, or a name given to `register`. A function with an argu
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,24 @@ from feddure import plugins
 from feddure.data.dataset import Dataset, check
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
 from feddure.data.sources.base import Source, default_data_dir
-from feddure.errors import DataError, did_you_mean
+from feddure.data.sources.own import Found, Options, with_options
+from feddure.errors import DataError, FeddureWarning, did_you_mean
 
-__all__ = ["FORMS", "Source", "default_data_dir", "expect_present", "find_source", "load", "register", "sources"]
+__all__ = [
+    "FORMS",
+    "Found",
+    "Options",
+    "Source",
+    "default_data_dir",
+    "expect_present",
+    "find_source",
+    "load",
+    "read",
+    "register",
+    "resolve",
+    "sources",
+    "with_options",
+]
 
 _SOURCES = {source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)}
 FORMS = ("folder:PATH", "npz:PATH", "package.module:function")
@@ -41,16 +57,39 @@ def register(name: str, function: Callable[..., Dataset]) -> None:
 
 
 def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
-    """The data set of this name; `data_dir` is where downloaded ones live."""
+    """The data set of this name; `data_dir` is where downloaded ones live. A warning lists files that were left out."""
+    dataset, found = read(name, data_dir, progress)
+    if found is not None and found.damaged:
+        listed = "\n".join(found.damaged)
+        warnings.warn(f"{len(found.damaged):,} damaged files are left out:\n{listed}", FeddureWarning, stacklevel=2)
+    return dataset
+
+
+def read(
+    name: str, data_dir: Path | None = None, progress: bool = False, skip_damaged: bool = False
+) -> tuple[Dataset, Found | None]:
+    """The data set of this name and, of the user's own images, what was understood of them.
+
+    `skip_damaged` leaves damaged files out, as the option of that name does.
+    """
     kind, colon, rest = name.partition(":")
     data_dir = default_data_dir() if data_dir is None else data_dir
     if not colon:
-        return find_source(name).load(data_dir, progress)
+        return find_source(name).load(data_dir, progress), None
     if kind == "folder":
-        return folder.load(rest, progress)
+        return folder.read(rest, progress, skip_damaged)
     if kind == "npz":
-        return npz.load(rest, progress)
-    return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name, data_dir)
+        return npz.read(rest, progress)
+    return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name, data_dir), None
+
+
+def resolve(name: str, skip_damaged: bool = False) -> str:
+    """The name of what a person called a data set: a path that is there is one of own images."""
+    path = Path(name.partition("?")[0]).expanduser()
+    if name not in _SOURCES and not name.startswith(("folder:", "npz:")) and path.exists():
+        name = f"{'npz' if path.suffix.lower() == '.npz' else 'folder'}:{name}"
+    of_files = name.startswith("folder:") and path.suffix.lower() != ".npz"
+    return with_options(name, skip_damaged=1) if skip_damaged and of_files else name
 
 
 def expect_present(name: str, data_dir: Path | None = None) -> None:
@@ -71,7 +110,9 @@ def find_source(name: str) -> Source:
     if name in _SOURCES:
         return _SOURCES[name]
     known = ", ".join((*_SOURCES, *FORMS))
-    raise DataError(f"there is no data set '{name}'; there are: {known}{did_you_mean(name, _SOURCES)}")
+    meant = resolve(name)
+    hint = f"; did you mean '{meant}'?" if meant != name else did_you_mean(name, _SOURCES)
+    raise DataError(f"there is no data set '{name}'; there are: {known}{hint}")
 
 
 def _call(function: Callable[..., Dataset], name: str, data_dir: Path) -> Dataset:

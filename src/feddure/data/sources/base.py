@@ -16,6 +16,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -104,7 +105,7 @@ def bar(
 ) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error; yields the function that moves it on by so many images or bytes."""
     counts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task(description, total=total, completed=start)

@@ -16,8 +16,8 @@ import numpy as np
 from feddure.data.dataset import Dataset
 from feddure.data.sources.base import Download, File, Source, cache_dir, missing
 from feddure.data.sources.cifar import CLASSES
-from feddure.data.sources.folder import entries
 from feddure.data.sources.images import Rule, decode_all
+from feddure.data.sources.layouts import entries
 from feddure.data.sources.npz import DAMAGE
 from feddure.errors import DataError, FeddureWarning
 from feddure.files import write_whole

@@ -34,6 +34,9 @@ from PIL import Image, ImageOps
 
 from feddure.errors import DataError, FeddureWarning
 
+ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".bmp", ".gif", ".webp")
+_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"BM", b"GIF8", b"RIFF")
+
 LEAST_DEPTH = 8
 FULL_DEPTH = 16
 """Bits of a grey value in a file of more than 8 bits, unless the user says that fewer are in use."""
@@ -75,37 +78,70 @@ def read(path: str | PathLike[str], rule: Rule) -> np.ndarray:
     return _read(path, rule)[0]
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """Files as pixels, in their order; the pixels of one with a problem mean nothing."""
+
+    images: np.ndarray  # uint8 [files, size, size, channels]
+    problems: dict[int, str]  # why a file gives no image, by its position
+    sizes: list[tuple[int, int]]  # width and height of each file
+    modes: list[str]  # Pillow's
+
+
+def looks_like_image(path: str | PathLike[str]) -> bool:
+    """Whether a file's name, or for an unusual one its first bytes, are an image's."""
+    if Path(path).suffix.lower() in ENDINGS:
+        return True
+    try:
+        with _open(path) as file:
+            return file.read(4).startswith(_STARTS)
+    except (Unreadable, OSError):
+        return False
+
+
 def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> np.ndarray:
-    """All images as uint8 [images, size, size, channels], in the order of `paths`; a warning if they look too dark."""
+    """All images as uint8 [images, size, size, channels], in the order of `paths`; any that cannot be is an error."""
+    decoded = decode(paths, rule, description, progress)
+    if decoded.problems:
+        told = [f"{paths[position]}: {problem}" for position, problem in decoded.problems.items()]
+        more = [f"and {len(told) - MOST_PROBLEMS:,} more files"] if len(told) > MOST_PROBLEMS else []
+        raise DataError("\n".join([*told[:MOST_PROBLEMS], *more]))
+    return decoded.images
+
+
+def decode(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> Decoded:
+    """All files, in processes of their own where there are many; a warning if they look too dark."""
     from feddure.data.sources.base import bar  # not above: a decoding process has no use for it
 
-    images = np.empty((len(paths), rule.size, rule.size, rule.channels), dtype=np.uint8)
+    found = Decoded(
+        np.zeros((len(paths), rule.size, rule.size, rule.channels), dtype=np.uint8),
+        {},
+        [(0, 0)] * len(paths),
+        [""] * len(paths),
+    )
     peaks = np.zeros(len(paths), dtype=np.uint16)
-    problems: list[str] = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = max(FILES_PER_PROCESS, -(-len(paths) // (4 * cores)))  # a few parts a core, or the bar would stand still
     parts = [paths[start : start + size] for start in range(0, len(paths), size)]
-    decode = _decode if len(parts) < 2 else _decode_aside
+    work = _decode if len(parts) < 2 else _decode_aside
     with bar(description, len(paths), progress) as advance, ThreadPoolExecutor(cores) as threads:
         try:
-            results = (result for part in threads.map(decode, parts, [rule] * len(parts)) for result in part)
+            results = (result for part in threads.map(work, parts, [rule] * len(parts)) for result in part)
             for position, result in enumerate(results):
                 if isinstance(result, str):
-                    problems.append(f"{paths[position]}: {result}")
+                    found.problems[position] = result
                 else:
-                    images[position], peaks[position] = result
+                    found.images[position], peaks[position], found.sizes[position], found.modes[position] = result
                 advance(1)
         finally:
             threads.shutdown(cancel_futures=True)  # or Ctrl-C would wait for every part
-    if problems:
-        more = [f"and {len(problems) - MOST_PROBLEMS:,} more files"] if len(problems) > MOST_PROBLEMS else []
-        raise DataError("\n".join([*problems[:MOST_PROBLEMS], *more]))
     _note_narrow(peaks, rule)
-    return images
+    return found
 
 
-Result = tuple[np.ndarray, int] | str
-"""Of a file, its pixels and the brightest value of a grey file of more than 8 bits (0 for any other); or a problem."""
+Result = tuple[np.ndarray, int, tuple[int, int], str] | str
+"""Of a file: its pixels, the brightest value of a grey file of more than 8 bits (0 for any other), its size and mode;
+or a problem."""
 
 
 def _decode(paths: Iterable[str | PathLike[str]], rule: Rule) -> Iterator[Result]:
@@ -116,19 +152,20 @@ def _decode(paths: Iterable[str | PathLike[str]], rule: Rule) -> Iterator[Result
             yield str(problem)
 
 
-def _read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int]:
+def _read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int, tuple[int, int], str]:
     size = rule.size
     try:
         with _open(path) as content, Image.open(content, formats=FORMATS) as file:
             _expect_small(file, content)
             ImageOps.exif_transpose(file, in_place=True)
+            mode, dimensions = file.mode, file.size
             image, peak = _eight_bits(file, rule.depth)
             image = _flat(image, "RGB" if rule.channels == 3 else "L")
             if image.size != (size, size):
                 if not rule.resize:
                     raise Unreadable(f"is {image.width}×{image.height} pixels, expected {size}×{size}")
                 image = _square(image, size)
-            return np.asarray(image).reshape(size, size, rule.channels), peak
+            return np.asarray(image).reshape(size, size, rule.channels), peak, dimensions, mode
     except Unreadable:
         raise
     except Image.UnidentifiedImageError:

@@ -1,9 +1,10 @@
 """A data set in one .npz file.
 
-Required: images, labels, test_images, test_labels. Optional: classes, mean, std, labelled, site, sites, test_site; they
-mean what the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a
-label of -1 says that the class is not known, and where `labelled` is missing, exactly those images are
-unlabelled.
+Required: images, labels; optional: test_images, test_labels, classes, mean, std, labelled, site, sites, test_site; they
+mean what the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a label of
+-1 says that the class is not known, and where `labelled` is missing, exactly those images are unlabelled. MedMNIST's
+names are read too: train_images, train_labels, val_images, val_labels, test_images, test_labels, labels [N, 1]. The
+name of the data set may end in `?test=0.2&split_seed=0` (`own.py`), which counts where there are no test images.
 """
 
 import zipfile
@@ -14,23 +15,78 @@ import numpy as np
 import psutil
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
-from feddure.data.sources.folder import composed
+from feddure.data.sources.layouts import composed
+from feddure.data.sources.own import Found, Split, choose_tests, parse
 from feddure.errors import DataError
 
 DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What reading a damaged .npz file raises."""
-REQUIRED = ("images", "labels", "test_images", "test_labels")
+REQUIRED, TESTS = ("images", "labels"), ("test_images", "test_labels")
 OPTIONAL = ("classes", "mean", "std", "labelled", "site", "sites", "test_site")
+MEDMNIST = ("train_images", "train_labels")
+_VALIDATION = ("val_images", "val_labels")
 
 
-def load(where: str, progress: bool = False) -> Dataset:
-    """The data set in an .npz file, checked."""
-    path = Path(where).expanduser()
+def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
+    """The data set in an .npz file, checked, and what was understood of it."""
+    path, options = parse("npz", where, ("test", "split_seed"))
     arrays = _read(path)
+    theirs = MEDMNIST[0] in arrays
+    layout = "one .npz file, MedMNIST's names" if theirs else "one .npz file"
     try:
-        return check(_dataset(f"npz:{where}", arrays), str(path))
+        split, remarks = None, _rename(arrays) if theirs else []
+        if TESTS[0] not in arrays:
+            split = _split(arrays, options.test, options.split_seed)
+        dataset = check(_dataset(f"npz:{where}", arrays), str(path))
+        if dataset.labelled is None:
+            remarks.append(
+                "every training image has a label, of which the partition uses some: 5 a class and client, or what "
+                "--set partition.labels_per_class or partition.label_fraction says"
+            )
+        return dataset, Found(layout, tuple(remarks), split)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def _rename(arrays: dict[str, np.ndarray]) -> list[str]:
+    """MedMNIST's arrays by our names; validation images join the training ones where there are test images."""
+    remarks = []
+    for name in arrays:
+        if name.endswith("_labels"):
+            arrays[name] = _whole(name, arrays[name])
+    if _VALIDATION[0] in arrays:
+        validation = [arrays.pop(name) for name in _VALIDATION]
+        if TESTS[0] in arrays:
+            for name, more in zip(MEDMNIST, validation, strict=True):
+                arrays[name] = np.concatenate([arrays[name], more])
+            text = "join the training ones; --set validation=0.1 sets labelled images aside"
+        else:
+            arrays |= dict(zip(TESTS, validation, strict=True))
+            text = "are the test part, as there is no other"
+        remarks.append(f"{len(validation[0]):,} validation images {text}")
+    for ours, theirs in zip(REQUIRED, MEDMNIST, strict=True):
+        arrays[ours] = arrays.pop(theirs)
+    return remarks
+
+
+def _split(arrays: dict[str, np.ndarray], share: float, seed: int) -> Split | None:
+    """Set labelled images aside as the test part."""
+    images, labels = arrays["images"], _whole("labels", arrays["labels"])
+    if labels.shape != images.shape[:1]:
+        raise ValueError(f"labels have shape {list(labels.shape)}, expected [{len(images)}], one for each image")
+    usable = labels.copy()
+    if arrays.get("labelled", labels).shape == labels.shape and "labelled" in arrays:
+        usable[~arrays["labelled"].astype(bool)] = UNKNOWN
+    site = arrays.get("site")
+    chosen = choose_tests(usable, None if site is None or site.shape != labels.shape else site, share, seed)
+    chosen = chosen if share else chosen[:0]
+    arrays |= {"test_images": images[chosen], "test_labels": labels[chosen]}
+    if site is not None:
+        arrays["test_site"] = site[chosen]
+    for name in ("images", "labels", "labelled", "site"):
+        if name in arrays and len(chosen):
+            arrays[name] = np.delete(arrays[name], chosen, axis=0)
+    return Split(len(chosen), share, seed) if len(chosen) else None
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -65,12 +121,17 @@ def _check_size(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    absent = [name for name in REQUIRED if name not in names]
+    theirs = any(name in names for name in MEDMNIST)
+    wanted = MEDMNIST if theirs else REQUIRED
+    pairs = [TESTS, *([_VALIDATION] if theirs else [])]
+    absent = [name for name in wanted if name not in names]
+    absent += [name for pair in pairs if set(pair) & set(names) for name in pair if name not in names]
     if absent:
         raise DataError(f"{path}: no array {', '.join(absent)}; it has: {', '.join(names) or 'none'}")
-    unknown = [name for name in names if name not in (*REQUIRED, *OPTIONAL)]
+    known = (*wanted, *(name for pair in pairs for name in pair), *(() if theirs else OPTIONAL))
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise DataError(f"{path}: unknown array {', '.join(unknown)}; expected {', '.join((*REQUIRED, *OPTIONAL))}")
+        raise DataError(f"{path}: unknown array {', '.join(unknown)}; expected {', '.join(known)}")
 
 
 def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
@@ -101,7 +162,9 @@ def _whole(name: str, array: np.ndarray) -> np.ndarray:
         raise ValueError(f"{name} have dtype {array.dtype}, expected whole numbers")
     if array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} reach {array.max()}, expected the numbers of classes or sites")
-    return array.astype(np.int64)
+    if array.ndim == 2 and array.shape[1] > 1:
+        raise ValueError(f"{name} are {list(array.shape)}: several labels an image are not supported, expected one")
+    return array.astype(np.int64).reshape(len(array)) if array.ndim == 2 else array.astype(np.int64)
 
 
 def _names(name: str, arrays: dict[str, np.ndarray], *numbers: np.ndarray) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
 
-from feddure.data.sources.folder import composed
+from feddure.data.sources.layouts import composed
 from feddure.errors import ConfigError, did_you_mean
 from feddure.files import parse_yaml
 

@@ -29,8 +29,8 @@ from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.data.sources import images as image_files
-from feddure.data.sources.folder import entries, files_below, name_of
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
+from feddure.data.sources.layouts import entries, files_below, name_of
 from feddure.errors import ConfigError, DataError, did_you_mean
 from feddure.flower.app import description as descriptions
 from feddure.flower.app.description import Description

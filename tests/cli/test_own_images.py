@@ -1,0 +1,133 @@
+"""From people's own images to an exported model in two commands, and what is said on the way."""
+
+import csv
+import json
+import os
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddure.tracking.records import read_run
+
+TINY = ("--rounds", "2", "--model", "cnn", "--set", "local_steps=1", "--set", "engine.device=cpu")
+
+
+def paint(path, value, side=16):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(value).integers(0, 99, (side, side, 3), dtype=np.uint8)
+    pixels[..., value % 3] += 100
+    Image.fromarray(pixels).save(path, "PNG")
+
+
+def write_classes(root, count=6, kinds=("ant", "bee")):
+    for number, kind in enumerate(kinds):
+        for image in range(count):
+            paint(root / kind / f"{image}.png", 3 * image + number)
+
+
+def suggested(feddure, path, code=0):
+    found = feddure("data", "check", path, "--json")
+    assert found[0] == code, found
+    return json.loads(found[1])
+
+
+@pytest.mark.usefixtures("quiet")
+def test_two_commands_from_a_folder_to_an_exported_model(feddure, tmp_path):
+    write_classes(tmp_path / "my scans")
+    report = suggested(feddure, tmp_path / "my scans")
+    assert (report["train"], report["test"], report["split"]["images"]) == (10, 2, 2)
+    assert report["sizes"] == {"16×16": 12}
+    first, second = report["suggestion"]["commands"]
+    assert "'folder:" in first
+    assert "size=16" in first
+    assert report["suggestion"]["seconds"] > 0
+    code, _, err = feddure(*shlex.split(first)[1:], *TINY)
+    assert code == 0, err
+    assert "on 10 labelled and 0 unlabelled images of 2 classes" in err
+    assert "on this CPU" in err
+    assert "split_seed=0" in err
+    code, out, err = feddure(*shlex.split(second)[1:])
+    assert code == 0, err
+    assert (tmp_path / "here" / out.strip()).stat().st_size > 0
+
+
+@pytest.mark.usefixtures("quiet")
+def test_two_commands_from_sites(feddure, tmp_path):
+    for site in ("north", "south"):
+        write_classes(tmp_path / "sites" / site / "labelled", 5)
+        for image in range(4):
+            paint(tmp_path / "sites" / site / "unlabelled" / f"{image}.png", image)
+    code, _, err = feddure("run", "--dataset", tmp_path / "sites", *TINY, "--out", "run")
+    assert code == 0, err
+    assert "on 16 labelled and 8 unlabelled images of 2 classes, 32×32 colour, at 2 sites" in err
+    code, _, err = feddure("export", "run", "--out", "sites.safetensors")
+    assert code == 0, err
+    done = read_run(tmp_path / "here" / "run")
+    assert done.experiment.partition.setting == "sites"
+    code, _, err = feddure("run", "--dataset", tmp_path / "sites", *TINY, "--clients", "3", "--out", "other")
+    assert code == 2
+    assert "--setting iid-iid" in " ".join(err.split())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_damaged_files_are_listed_and_skipped_where_asked(feddure, tmp_path):
+    write_classes(tmp_path / "scans")
+    (tmp_path / "scans" / "ant" / "0.png").write_bytes(b"no image")
+    (tmp_path / "scans" / "ant" / "notes.txt").write_text("no image")
+    report = suggested(feddure, tmp_path / "scans", code=1)
+    assert "ant/0.png" in report["damaged"][0]
+    assert report["ignored"] == {".txt": 1}
+    assert "skip_damaged=1" in report["suggestion"]["commands"][0]
+    assert feddure("data", "check", tmp_path / "scans", "--skip-damaged")[0] == 0
+    code, _, err = feddure("run", "--dataset", tmp_path / "scans", *TINY, "--out", "run")
+    assert code == 2
+    assert "ant/0.png" in err
+    assert "--skip-damaged" in err
+    code, _, err = feddure("run", "--dataset", tmp_path / "scans", "--skip-damaged", *TINY, "--out", "run")
+    assert code == 0, err
+    assert "ant/0.png" in err
+    assert "skip_damaged=1" in read_run(tmp_path / "here" / "run").experiment.dataset
+    code, _, err = feddure("run", "--config", "run/config.yaml", "--out", "again")
+    assert code == 0, err
+    (tmp_path / "here" / "old.yaml").write_text(
+        (tmp_path / "here" / "run" / "config.yaml").read_text().replace("?skip_damaged=1", "")
+    )
+    assert feddure("run", "--config", "old.yaml", "--out", "refused")[0] == 2
+    assert feddure("run", "--config", "old.yaml", "--skip-damaged", "--out", "mended")[0] == 0
+    assert "skip_damaged=1" in read_run(tmp_path / "here" / "mended").experiment.dataset
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_any_file_name_trains_and_is_predicted(feddure, tmp_path):
+    names = [os.fsdecode(name) for name in (b"caf\xe9.png", b"new\nline.png", b"-rf.png", b"plain.png")]
+    for number, kind in enumerate((os.fsdecode(b"th\xe9"), "bee")):
+        for image, name in enumerate(names):
+            paint(tmp_path / "scans" / kind / name, 3 * image + number)
+    assert feddure("data", "check", tmp_path / "scans")[0] == 0
+    code, _, err = feddure("run", "--dataset", tmp_path / "scans", *TINY, "--out", "run")
+    assert code == 0, err
+    code, _, err = feddure("predict", "run", tmp_path / "scans", "--csv", "found.csv", "--device", "cpu")
+    assert code == 0, err
+    with (tmp_path / "here" / "found.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert {"bee", "thé"} <= set(rows[0])
+    assert any("new\nline" in row["file"] for row in rows)
+
+
+def test_a_list_and_a_medmnist_file_are_understood(feddure, tmp_path):
+    write_classes(tmp_path / "pics", 4)
+    rows = [f"pics/{kind}/{image}.png,{kind if image else ''}" for kind in ("ant", "bee") for image in range(4)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    report = suggested(feddure, tmp_path / "list.csv")
+    assert (report["unlabelled"], report["test"], report["layout"]) == (2, 2, "the list list.csv")
+    parts = {}
+    for part in ("train", "val", "test"):
+        parts |= {f"{part}_images": np.zeros((40, 28, 28), np.uint8), f"{part}_labels": np.arange(40)[:, None] % 2}
+    np.savez(tmp_path / "path.npz", **parts)
+    report = suggested(feddure, tmp_path / "path.npz")
+    assert (report["train"], report["test"], report["shape"]) == (80, 40, [28, 28, 1])
+    assert report["suggestion"]["commands"][0].startswith(f"feddure run --dataset npz:{tmp_path}")
