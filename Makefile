@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/feddure compare --preset demo
 
-test: lint docs
+test: lint docs $(VENV)/.installed-trackers
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
@@ -41,9 +41,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,onnx]'
 	@touch $@
 
-# Beside the others and only when asked for, so that the demo does not wait for it.
+# Beside the others and only when asked for, so that the demo does not wait for them.
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-trackers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
 clean:

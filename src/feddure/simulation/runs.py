@@ -34,6 +34,7 @@ from feddure.simulation.server import Server
 from feddure.tracking import records
 from feddure.tracking.console import console_observer
 from feddure.tracking.observer import Observer
+from feddure.tracking.summary import summarise
 from feddure.tracking.tensorboard import TensorBoard
 
 PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
@@ -73,7 +74,7 @@ def execute(
     engine = engine or Engine(experiment.engine)
     resumes = (folder / checkpoint.FILE).exists()
     federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine, resumes)
-    with lock(folder):
+    with lock(folder), ExitStack() as closing:
         if not resume:
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile
         checkpoint.read(federation.server, folder)
@@ -83,18 +84,21 @@ def execute(
             console = console_observer()
             console.begin(experiment.rounds, federation.round)
             watching.append(console)
+        for observer in watching:
+            closing.callback(observer.close)
         with _noting_failure(folder):
             _train(federation, folder, watching, resume_command)
             _expect_learned(folder)
             write_models(federation.server, folder)
             write_report([folder], folder / REPORT_FILE)
-    return records.read_run(folder)
+        finished = records.read_run(folder)
+        for observer in watching:
+            observer.run_done(summarise(finished.metrics, finished.timing, experiment.metric), folder)
+    return finished
 
 
 def _train(federation: Federation, folder: Path, observers: Sequence[Observer], resume_command: str) -> None:
-    with stopping() as stop, ExitStack() as closing:
-        for observer in observers:
-            closing.callback(observer.close)
+    with stopping() as stop:
         try:
             run(federation, observers, stop)
         except Stopped:
