@@ -1,6 +1,9 @@
 """`feddure compare` from the outside: what it prints, what it leaves, what it refuses."""
 
 import csv
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from feddure.cli.compare import compare
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.simulation import runs
 from feddure.studies import compare_report
+from waiting import until
 
 app = typer.Typer()
 app.command("compare")(compare)
@@ -162,3 +166,47 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 def test_the_demo_names_its_methods():
     assert experiments.compared("demo") == (["fedavg-matched", "fedavg-fixmatch", "feddure", "fedtutor"], [0, 1, 2, 3])
+
+
+PAIR = ("--preset", "demo", "--methods", "fedavg-matched,fedtutor", "--seeds", "0,1", "--set", "local_steps=1")
+
+
+@pytest.fixture
+def command():
+    """Starts `feddure compare` as a process of its own."""
+    started = []
+
+    def call(*arguments):
+        line = [sys.executable, "-m", "feddure", "compare", *PAIR, *arguments]
+        started.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_processes_that_share_the_runs_leave_what_one_leaves(command, tmp_path):
+    invoke(*PAIR, "--rounds", 2, "--out", "one", "--jobs", 1)
+    process = command("--rounds", "2", "--out", "two", "--jobs", "2")
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert said.count("comparison folder") == 1
+    for file in (tmp_path / "one").glob("*/metrics.jsonl"):
+        assert file.read_bytes() == (tmp_path / "two" / file.parent.name / file.name).read_bytes()
+    assert (tmp_path / "one" / "paired.csv").read_bytes() == (tmp_path / "two" / "paired.csv").read_bytes()
+
+
+def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(command, tmp_path):
+    process = command("--rounds", "5000", "--out", "out", "--jobs", "2")
+    until(lambda: len(list((tmp_path / "out").glob("*/timing.jsonl"))) == 2, process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 130, said
+    assert "go on with: feddure compare --out out --resume" in said
+    begun = [path for path in (tmp_path / "out").glob("*-seed*") if path.is_dir()]
+    assert len(begun) == 2
+    for path in begun:
+        runs.expect_unlocked(path)
+        assert (path / "checkpoint" / "state.safetensors").exists()

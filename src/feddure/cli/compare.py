@@ -1,6 +1,7 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,12 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", min=1, help="Processes that share the runs; default: one a core, at most four; GPU: one."
+        ),
+    ] = None,
     track: options.Track = None,
     skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
@@ -69,12 +76,14 @@ def compare(
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
         from feddure.studies.grid import failures as grid_failures
+        from feddure.studies.grid.jobs import is_job
 
+    console.quiet = is_job()
     for text in sets or ():
         key = text.partition("=")[0].strip()
         if key in ("method", "seed"):
             raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
-    present = study.read_plan(out) if resume and out is not None else None
+    present = study.read_plan(out) if (resume or is_job()) and out is not None else None
     if resume and preset is None and file is None:
         file = study.config_to_resume(out)
     changes: dict[str, Any] = {
@@ -99,6 +108,10 @@ def compare(
     plan = study.make_plan(named, chosen, against, present)
     name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
     folder = out if out is not None else api.new_folder(f"compare-{name}")
+    services = options.names("--track", track)
+    if is_job():
+        study.work(plan, experiment, looked_at or read(experiment.dataset), folder, services)
+        return
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
@@ -109,8 +122,9 @@ def compare(
         own_images.say_plan(wanted, images, console.print, len(plan.seeds))
     began = time.monotonic()
     try:
-        services = options.names("--track", track)
-        found = study.compare(plan, experiment, images, folder, resume, track=services)
+        arguments = [*sys.argv[1:], *(() if out is not None else ("--out", str(folder)))]
+        processes = jobs or study.usual_jobs(plan, experiment)
+        found = study.compare(plan, experiment, images, folder, resume, True, services, processes, arguments)
     except Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None

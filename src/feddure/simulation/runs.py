@@ -46,9 +46,14 @@ FAILURE_FILE = "failure.json"
 class Interrupted(RunError):
     """A signal ended the work early; it can be resumed."""
 
-    def __init__(self, folder: Path, round_number: int, number: int, resume_command: str):
-        super().__init__(f"stopped after round {round_number}; the state is in {folder}\ngo on with: {resume_command}")
+    def __init__(self, folder: Path, round_number: int | None, number: int, resume_command: str):
+        where = "" if round_number is None else f" after round {round_number}"
+        super().__init__(f"stopped{where}; the state is in {folder}\ngo on with: {resume_command}")
         self.exit_code = 128 + number
+
+
+class Busy(RunError):
+    """Another process works on a folder."""
 
 
 def execute(
@@ -252,7 +257,7 @@ def lock(folder: Path) -> Iterator[None]:
         held = FileLock(path)
         held.acquire(blocking=False)
     except Timeout:
-        raise RunError(f"{folder}: {_owner(path)} is working on it; wait for its end or use another folder") from None
+        raise Busy(f"{folder}: {_owner(path)} is working on it; wait for its end or use another folder") from None
     except OSError as problem:
         raise RunError(f"{folder}: the run's folder cannot be made ({problem.strerror})") from None
     try:

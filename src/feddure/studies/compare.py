@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import yaml
 
 from feddure import methods as known_methods
@@ -24,9 +25,11 @@ from feddure.files import parse_yaml, read_regular, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
+from feddure.studies.grid import jobs
 from feddure.studies.grid.failures import Problem
+from feddure.studies.grid.runner import GridStopped, new_command
 from feddure.tracking import records, tracker
-from feddure.tracking.console import console_observer
+from feddure.tracking.console import SideBySide, console_observer
 from feddure.tracking.observer import Observer
 from feddure.tracking.tracker import trackers
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 PLAN_FILE, TABLE_FILE, PAIRED_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "paired.csv", "report.html"
 SITES_FILE = "sites.csv"
+_MOST_JOBS = 4
+_WORTH_A_PROCESS = 50_000  # images in all steps of all runs: a process takes seconds to start
 REFERENCE = "fedavg-matched"
 """Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
 
@@ -138,11 +143,14 @@ def compare(
     resume: bool = False,
     progress: bool = True,
     track: Sequence[str] = (),
+    processes: int = 1,
+    arguments: Sequence[str] = (),
 ) -> Comparison:
     """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
-    with it. `track` names services that every run is reported to.
+    with it. `track` names services that every run is reported to. With several `processes`, so many of the
+    command with these `arguments` share the runs (each calls `work`); what they leave is run here.
     """
     from feddure.studies import compare_report  # it knows the plan
 
@@ -152,9 +160,11 @@ def compare(
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
         command = resume_command(folder, plan, experiment)
-        failed = _train(
-            wanted, dataset, command, resume, progress, lambda path: trackers(track, path, folder.resolve().name)
-        )
+        left = [path for path in wanted if not runs.is_finished(path)]
+        if min(processes, len(left)) > 1:
+            _train_in_jobs(wanted, min(processes, len(left)), arguments, folder, command)
+            resume = True
+        failed = _train(wanted, dataset, command, resume, progress, _trackers_of(track, folder))
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
@@ -181,6 +191,56 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
     for path, found in wanted.items():
         runs.check_folder(found, path, resume)
     return wanted
+
+
+def work(plan: Plan, experiment: Experiment, dataset: Dataset, folder: Path, track: Sequence[str] = ()) -> None:
+    """What one of several processes does: the runs that nobody else is at, one after the other.
+
+    A run that fails is left to the command that has started the processes, which finds out why.
+    """
+    jobs.end_with_parent()
+    engine, method, failed = Engine(experiment.engine), "", set[str]()
+    command, trackers_of = resume_command(folder, plan, experiment), _trackers_of(track, folder)
+    for run in plan.runs():
+        path, wanted = run_folder(folder, *run), _experiment(experiment, *run)
+        if wanted.method in failed or runs.is_finished(path):
+            continue
+        if wanted.method != method:
+            engine.release()
+            method = wanted.method
+        try:
+            runs.execute(wanted, dataset, path, True, False, trackers_of(path), engine, command)
+        except runs.Interrupted:
+            raise
+        except runs.Busy:
+            continue
+        except Exception as error:
+            if grid_failures.ends_all(error):
+                raise
+            failed.add(wanted.method)
+
+
+def usual_jobs(plan: Plan, experiment: Experiment) -> int:
+    """Processes that share a comparison's runs: one fills a GPU; threads do not fill cores with small networks."""
+    batch, steps = (10 if isinstance(n, str) else n for n in (experiment.unlabelled_batch, experiment.local_steps))
+    images = experiment.rounds * experiment.clients_per_round * steps * (batch + experiment.labelled_batch)
+    if Engine(experiment.engine).device.type == "cuda" or images * len(plan.runs()) < _WORTH_A_PROCESS:
+        return 1
+    return min(_MOST_JOBS, torch.get_num_threads())
+
+
+def _train_in_jobs(
+    wanted: Mapping[Path, Experiment], processes: int, arguments: Sequence[str], folder: Path, command: str
+) -> None:
+    with closing(SideBySide({path: found.rounds for path, found in wanted.items()}, processes)) as progress:
+        try:
+            jobs.run_in_jobs(new_command(), processes, arguments, progress.look, progress.say)
+        except GridStopped as stopped:
+            raise runs.Interrupted(folder, None, stopped.exit_code - 128, command) from None
+
+
+def _trackers_of(track: Sequence[str], folder: Path) -> Callable[[Path], Sequence[Observer]]:
+    return lambda path: trackers(track, path, folder.resolve().name)
 
 
 def _train(

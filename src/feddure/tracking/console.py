@@ -6,8 +6,9 @@ Both are observers and write to standard error; standard output is for results: 
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.observer import Observer
-from feddure.tracking.records import Record, Run
+from feddure.tracking.records import TIMING, Record, Run
 from feddure.tracking.sites import mean_own_mix
 from feddure.tracking.summary import NOTHING, evaluations, number, percent, summarise
 
@@ -133,6 +134,59 @@ class PlainLog(_Speed):
             parts.append(f"train loss {number(record['train']['loss'], 2)}")
         line = "  ".join([*parts, self.speed_and_time_left()])
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class SideBySide:
+    """The rounds of runs that several processes train, together: a bar on a terminal, else a line every ten seconds."""
+
+    def __init__(
+        self,
+        rounds: Mapping[Path, int],
+        processes: int,
+        console: Console | None = None,
+        clock: Clock = time.monotonic,
+    ):
+        self._rounds, self._console, self._clock = rounds, console or Console(stderr=True), clock
+        self._title = f"{len(rounds)} runs, {processes} at a time"
+        self._total = sum(rounds.values())
+        self._began, self._before = clock(), self._done()
+        self._next_look, self._next_line = self._began, self._began + _SECONDS_BETWEEN_LINES
+        self._bars: Bars | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"))
+            self._bars = Bars(*columns, console=self._console, expand=True, redirect_stdout=False)
+            self._bar = self._bars.add_task(self._title, completed=self._before, total=self._total, text="")
+            self._bars.start()
+
+    def look(self) -> None:
+        """Show how far they are, at most once a second."""
+        now = self._clock()
+        if now < self._next_look:
+            return
+        self._next_look = now + 1
+        done = self._done()
+        seconds = (now - self._began) * (self._total - done) / (done - self._before) if done > self._before else None
+        left = NOTHING if seconds is None else timedelta(seconds=round(seconds))
+        text = f"round {done}/{self._total}  left {left}"
+        if self._bars is not None:
+            self._bars.update(self._bar, completed=done, text=text)
+        elif now >= self._next_line:
+            self._next_line = now + _SECONDS_BETWEEN_LINES
+            self.say(f"{self._title}  {text}")
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._bars is not None:
+            self._bars.stop()
+
+    def _done(self) -> int:
+        """Rounds in all folders: each is a line of its times."""
+        files = (folder / TIMING for folder in self._rounds)
+        return sum(file.read_bytes().count(b"\n") for file in files if file.is_file())
 
 
 def summary_table(run: Run) -> Table:

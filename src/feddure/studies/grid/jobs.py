@@ -1,10 +1,11 @@
-"""`--jobs N`: the same command in N equal processes, with no protocol but the store.
+"""`--jobs N`: the same command in N equal processes, with no protocol but the store, or the folders of runs.
 
 Each claims cells as if it had been started by hand. The command that starts them waits, shows what the store says,
 passes Ctrl-C on, and names the cells of those that died.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +36,18 @@ def work(cells: Sequence[Cell], store: Store, load: Load, track: Sequence[str] =
     measure(cells, store, load, command=command, orphaned=lambda: os.getppid() != parent, track=track)
 
 
+def end_with_parent() -> None:
+    """Let this process stop, as by Ctrl-C, once the command that has started it is gone."""
+    parent = int(os.environ[JOB].partition("-")[0])
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def measure_in_jobs(
     cells: Sequence[Cell],
     store: Store,
@@ -49,9 +62,25 @@ def measure_in_jobs(
     Returns the exit codes of those that ended early.
     """
     command = new_command()
+
+    def gone(pid: int) -> None:
+        _name_lost(pid, command, cells, store)
+
+    return run_in_jobs(command, jobs, sys.argv[1:] if arguments is None else arguments, look, say, gone)
+
+
+def run_in_jobs(
+    command: str,
+    jobs: int,
+    arguments: Sequence[str],
+    look: Callable[[], None],
+    say: Callable[[str], None],
+    gone: Callable[[int], None] = lambda pid: None,
+) -> list[int]:
+    """Start this many processes with the same arguments and wait for them; `gone` is told of each that has ended."""
     said: set[str] = set()
     with stopping() as stop:
-        processes = [_start(command, jobs, sys.argv[1:] if arguments is None else arguments) for _ in range(jobs)]
+        processes = [_start(command, jobs, arguments) for _ in range(jobs)]
 
         def listen(process: subprocess.Popen[str]) -> None:
             assert process.stderr is not None
@@ -74,7 +103,7 @@ def measure_in_jobs(
                 for process in [one for one in running if one.poll() is not None]:
                     running.remove(process)
                     if not asked:
-                        _name_lost(process.pid, command, cells, store)
+                        gone(process.pid)
                 look()
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
