@@ -149,7 +149,9 @@ class Workload:
         self.partition: Partition = partition.make(dataset, self.experiment.partition, seed)
 
     def with_engine(self, **engine: Any) -> Experiment:
-        return experiments.load(changes=experiments.flat(self.experiment) | {f"engine.{k}": v for k, v in engine.items()})
+        return experiments.load(
+            changes=experiments.flat(self.experiment) | {f"engine.{k}": v for k, v in engine.items()}
+        )
 
     def module(self) -> nn.Module:
         return new_module(self.experiment, self.dataset)
@@ -234,9 +236,7 @@ def run_pfl(workload: Workload) -> Finished:
         torch.manual_seed(workload.experiment.seed)
         module = _Judged(workload.module()).to(engine.device)
         central_optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-        model = PyTorchModel(
-            model=module, local_optimizer_create=torch.optim.SGD, central_optimizer=central_optimizer
-        )
+        model = PyTorchModel(model=module, local_optimizer_create=torch.optim.SGD, central_optimizer=central_optimizer)
         drawn = iter([client for number in range(1, rounds + 1) for client in server.sample(number)])
         users = FederatedDataset.from_slices(owned, lambda: next(drawn))
         backend = SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByUser()])
@@ -293,12 +293,11 @@ def add_pfl(wheel: Path | None) -> None:
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             for path in (name, *(f"{name}.{part}" for part in inner)):
                 sys.modules[path] = _Placeholder(path)
+                sys.modules[path].__path__ = []  # a package
 
 
 class _Placeholder(types.ModuleType):
     """A module that is not there: it can be imported from, and what comes of it cannot be used."""
-
-    __path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
