@@ -100,7 +100,7 @@ def main() -> None:
 def race(model: str, dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """All competitors in turn, once for each seed."""
     precisions = options.precision or (["fp32", "tf32", "bf16"] if torch.cuda.is_available() else ["fp32"])
-    competitors: dict[str, Callable[[int], Finished]] = {f"feddure {name}": Ours(name) for name in precisions}
+    competitors: dict[str, Callable[[Workload], Finished]] = {f"feddure {name}": Ours(name) for name in precisions}
     competitors[options.against] = {"pfl": run_pfl, "flower": run_flower}[options.against]
     found: dict[str, list[Finished]] = {name: [] for name in competitors}
     for seed in range(options.repeats):
@@ -356,7 +356,7 @@ def run_flower(workload: Workload) -> Finished:
 
         @server_app.main()
         def serve(grid: Grid, context: Context) -> None:
-            share = workload.options.per_round / workload.options.clients
+            share = (workload.options.per_round + 0.5) / workload.options.clients  # rounded down to a number of them
             strategy = FlowerFedAvg(fraction_train=share, fraction_evaluate=0.0)
             first = ArrayRecord(workload.module().state_dict())
             strategy.start(grid, first, rounds + 1, train_config=ConfigRecord({}), evaluate_fn=evaluate)

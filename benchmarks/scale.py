@@ -1,4 +1,4 @@
-"""What many clients cost: memory of the process, time of a round and bytes on disk as more and more of them have trained.
+"""What many clients cost: memory, time of a round and bytes on disk as more and more of them have trained.
 
     python benchmarks/scale.py fedavg-matched fedmatch --json results/scale-cpu.json
 
