@@ -86,10 +86,44 @@ def federation() -> str:
     return rows("||seconds a round|", *(f"|{name}|{span(times)}|" for name, times in named.items()))
 
 
+def races() -> str:
+    """Every competitor that was raced, beside this engine in the arithmetic nearest to its own and in its default."""
+    lines = []
+    for where, name in (("H200", "race"), ("2 CPU cores", "race-cpu"), ("2 CPU cores", "race-flower-cpu")):
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        for race in read(name)["races"]:
+            times, other = race["ms_per_round"], race["against"]
+            for ours, faster in race["times_as_fast"].items():
+                last = {who: [list(curve.values())[-1] for curve in race["accuracy"][who]] for who in (ours, other)}
+                accuracy = " / ".join(f"{100 * sum(found) / len(found):.1f}" for found in last.values())
+                lines.append(
+                    f"|{where}|{RACED[race['model']]}|{RACED[other]}|{ours.removeprefix('feddure ')}|"
+                    f"{span(times[ours], 0)}|{span(times[other], 0)}|{faster:.2f}|{accuracy}|"
+                )
+    return rows("|on|network|against|arithmetic|ms a round|theirs|times as fast|accuracy, % / theirs|", *lines)
+
+
+def many_clients() -> str:
+    """The first and the last look at each run."""
+    lines = []
+    for case in read("scale-cpu")["cases"]:
+        for look, when in ((case["looks"][0], "first"), (case["looks"][-1], "last")):
+            lines.append(
+                f"|{case['method']}|{look['round']}|{look['clients_seen']}|{look['own_memory_mb']:.0f}|"
+                f"{look['checkpoint_mb']:.2f}|{look['files_of_clients_mb']:.0f}|"
+                f"{case[f'ms_per_round_of_the_{when}_tenth']['median']:.0f}|"
+            )
+    return rows("|method|round|clients seen|memory, MB|checkpoint, MB|files of clients, MB|ms a round|", *lines)
+
+
+RACED = {"cnn": "two convolutions", "resnet9": "ResNet-9", "pfl": "pfl-research", "flower": "Flower's simulation"}
 TABLES = {
     "whole-runs": whole_runs,
     "steps": steps,
     "plain-loops": plain_loops,
     "augmentation": augmentation,
     "real-federation": federation,
+    "races": races,
+    "many-clients": many_clients,
 }

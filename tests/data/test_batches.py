@@ -133,7 +133,15 @@ def test_labelled_images_can_be_strong_views(feed, cutout):
     assert torch.equal(one(feed, wanted).labelled.flatten(0, 1), expected)
 
 
-@pytest.mark.parametrize("needs", [{"strong": -1}, {"strong": "two"}, {"labelled": "plain"}], ids=str)
+@pytest.mark.parametrize("cutout", [False, True])
+def test_labelled_images_can_be_left_as_they_are(feed, cutout):
+    wanted = order(labelled=[5], needs=Needs(plain=True, labelled="plain"), cutout=cutout)
+    batches = one(feed, wanted)
+    assert torch.equal(batches.labelled.flatten(0, 1), feed.plain(np.full(12, 5)))
+    assert torch.equal(batches.plain.flatten(0, 1), feed.plain(batches.index.flatten().numpy()))
+
+
+@pytest.mark.parametrize("needs", [{"strong": -1}, {"strong": "two"}, {"labelled": "cut"}], ids=str)
 def test_needs_that_mean_nothing(needs):
     with pytest.raises(ConfigError, match="expected a number of strong views"):
         Needs(**needs)

@@ -429,8 +429,10 @@ def test_a_stopped_run_resumes_to_identical_files(images, tmp_path, monkeypatch)
     assert {name: (stopped / name).read_bytes() for name in SAME} == {
         name: (whole / name).read_bytes() for name in SAME
     }
-    names = set(load_file(whole / checkpoint.FILE))
-    assert {"server.sigma", "server.psi", "server.psi.0", "server.embedding.0"} <= names
+    assert {"server.sigma", "server.psi"} <= set(load_file(whole / checkpoint.FILE))
+    own = {path.name: set(load_file(path)) for path in (whole / checkpoint.CLIENTS).iterdir()}
+    assert {"server.psi.0", "server.embedding.0"} in own.values()
+    assert own.keys() == {path.name for path in (stopped / checkpoint.CLIENTS).iterdir()}
 
 
 @pytest.mark.usefixtures("quiet")

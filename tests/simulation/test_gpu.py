@@ -134,6 +134,15 @@ def test_resume_is_identical_where_that_is_asked_for(colour, tmp_path):
     tiny.assert_equal(resumed.server.state, whole.server.state)
 
 
+@pytest.mark.parametrize("method", ["fedmatch", "local"])
+def test_what_is_kept_of_each_client_takes_no_room_on_the_device(colour, method):
+    server = tiny.finished(on_gpu({"method": method, "rounds": 2}), colour).server
+    kept = [tensor for name, tensor in server.state.items() if server.owner(f"server.{name}") is not None]
+    kept += [tensor for memory in server.memories.values() for tensor in memory.values()]
+    assert kept
+    assert {tensor.device.type for tensor in kept} == {"cpu"}
+
+
 def test_federations_on_one_engine_equal_each_alone(colour):
     wanted = [
         on_gpu({}),

@@ -131,6 +131,105 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     assert (folder / checkpoint.FILE).read_bytes() == b"of another time"
 
 
+# --- what is kept of each client ------------------------------------------------------------------------
+ALONE = {"method": "local", "rounds": 6, "checkpoint_every": 2, "clients_per_round": 2}
+
+
+@pytest.fixture
+def own_files(monkeypatch):
+    """Clients' memories, tiny as they are here, have files of their own."""
+    monkeypatch.setattr(checkpoint, "LARGE", 0)
+
+
+def files_of_clients(folder):
+    return {path.name: path.read_bytes() for path in (folder / checkpoint.CLIENTS).iterdir()}
+
+
+@pytest.mark.usefixtures("own_files")
+def test_files_of_clients_survive_a_stop_and_a_crash_between_them_and_their_checkpoint(tmp_path, monkeypatch):
+    whole, stopped, crashed = tmp_path / "whole", tmp_path / "stopped", tmp_path / "crashed"
+    execute(whole, **ALONE)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 12)
+        with pytest.raises(runs.Interrupted):
+            execute(stopped, **ALONE)
+    with monkeypatch.context() as patch:
+        inner, written = checkpoint.write_whole, iter(range(10**9))
+
+        def write_whole(path, *rest, **options):
+            if path.name == checkpoint.FILE.name and next(written) == 1:
+                raise Crash
+            inner(path, *rest, **options)
+
+        patch.setattr(checkpoint, "write_whole", write_whole)
+        with pytest.raises(Crash):
+            execute(crashed, **ALONE)
+    for folder in (stopped, crashed):
+        execute(folder, resume=True, **ALONE)
+        assert contents(folder) == contents(whole)
+        assert files_of_clients(folder) == files_of_clients(whole)
+    assert len(files_of_clients(whole)) == 4  # one a client: older ones are gone
+
+
+@pytest.mark.usefixtures("own_files")
+def test_a_checkpoint_writes_the_clients_that_have_trained_since_the_last_one(images, tmp_path):
+    federation = tiny.federation(tiny.experiment(ALONE), images)
+    federation.train_round()
+    checkpoint.write(federation.server, tmp_path)
+    before, drawn = files_of_clients(tmp_path), federation.server.sample(2)
+    federation.train_round()
+    checkpoint.write(federation.server, tmp_path)
+    new = files_of_clients(tmp_path).keys() - before.keys()
+    assert sorted(int(name.partition("-")[0]) for name in new) == sorted(drawn)
+
+
+@pytest.mark.usefixtures("own_files")
+@pytest.mark.parametrize("damage", ["a flipped byte", "gone"])
+def test_a_damaged_file_of_a_client_is_refused(images, tmp_path, damage):
+    federation = tiny.federation(tiny.experiment(ALONE), images)
+    federation.train_round()
+    checkpoint.write(federation.server, tmp_path)
+    path = next((tmp_path / checkpoint.CLIENTS).iterdir())
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if damage == "a flipped byte":
+        content[-4] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(RunError, match="a part of the checkpoint cannot be read") as caught:
+        checkpoint.read(tiny.federation(tiny.experiment(ALONE), images).server, tmp_path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.usefixtures("own_files")
+def test_a_run_goes_on_from_a_checkpoint_that_has_everything_in_one_file(tmp_path, monkeypatch):
+    """As versions up to 0.2 wrote them."""
+    execute(tmp_path / "whole", **ALONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "LARGE", 2**60)
+        stop_after(patch, 12)
+        with pytest.raises(runs.Interrupted):
+            execute(tmp_path / "old", **ALONE)
+    assert not (tmp_path / "old" / checkpoint.CLIENTS).exists()
+    execute(tmp_path / "old", resume=True, **ALONE)
+    assert contents(tmp_path / "old") == contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("own_files")
+def test_files_that_an_earlier_checkpoint_needs_stay(images, tmp_path):
+    federation = tiny.federation(tiny.experiment(ALONE), images)
+    for number in (1, 2, 3):
+        federation.train_round()
+        checkpoint.write(federation.server, tmp_path)
+        if number == 1:
+            checkpoint.keep(tmp_path, 1, ())
+            first = {client: dict(memory) for client, memory in federation.server.memories.items()}
+    back = tiny.federation(tiny.experiment(ALONE), images)
+    assert checkpoint.read(back.server, tmp_path, 1)
+    assert back.server.memories.keys() == first.keys()
+    for client, memory in first.items():
+        tiny.assert_equal(back.server.memories[client], memory)
+
+
 # --- the checkpoint itself -----------------------------------------------------------------------------
 
 

@@ -32,13 +32,13 @@ class Needs:
     weak: bool = False  # unlabelled images, T_w
     strong: bool | int = False  # unlabelled images, T_s; from 2 on, so many views of each
     every_label: bool = False  # all of the client's images count as labelled (fully supervised)
-    labelled: Literal["weak", "strong"] = "weak"  # the view of labelled images
+    labelled: Literal["plain", "weak", "strong"] = "weak"  # the view of labelled images
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.strong, int) and self.strong >= 0) or self.labelled not in ("weak", "strong"):
+        if not (isinstance(self.strong, int) and self.strong >= 0) or self.labelled not in VIEWS:
             raise ConfigError(
                 f"Needs(strong={self.strong!r}, labelled={self.labelled!r}): expected a number of strong views, and "
-                "'weak' or 'strong' for labelled images"
+                "'plain', 'weak' or 'strong' for labelled images"
             )
 
     @property
@@ -55,7 +55,7 @@ class Needs:
 class Batch:
     """One step's images and labels; or, with one more leading dimension, those of all steps of a round."""
 
-    labelled: Tensor  # T_w(x), or T_s(x) where that is needed
+    labelled: Tensor  # T_w(x), or x or T_s(x) where that is needed
     labels: Tensor
     plain: Tensor
     weak: Tensor  # T_w(u)
@@ -113,11 +113,11 @@ class BatchPlan:
     labelled_batch: int
     unlabelled_batch: int
     needs: Needs
-    cutout: bool = False  # cut labelled images too; T_s does so anyway
+    cutout: bool = False  # cut the weak view of labelled images too; T_s does so anyway
 
     @property
     def labelled_view(self) -> str:
-        return "strong" if self.needs.labelled == "strong" else "cut" if self.cutout else "weak"
+        return "cut" if self.cutout and self.needs.labelled == "weak" else self.needs.labelled
 
     def pools(self) -> tuple[np.ndarray, np.ndarray]:
         """Images that count as labelled, images that count as unlabelled."""
@@ -185,6 +185,7 @@ class DeviceImages:
             labelled = cycle(pool, plan.steps * plan.labelled_batch, seed, "labelled", *key)
             unlabelled = cycle(others, plan.steps * plan.unlabelled_batch, seed, "unlabelled", *key)
             pile, words = {
+                "plain": (plain, 0),
                 "weak": (weak, augment.WEAK_BITS),
                 "cut": (cut, augment.WEAK_BITS + augment.CUTOUT_BITS),
                 "strong": (strong, augment.STRONG_BITS),

@@ -177,6 +177,7 @@ class Method:
     needs = Needs()
     proximal = 0.0
     memory: tuple[str, ...] = ()  # names in `client.state` that a client keeps between its rounds
+    keeps: tuple[str, ...] = ()  # names of what the server's state has of each client, as `NAME.CLIENT`: on the host
     passes = 1.0  # what a step costs, relative to one forward and backward pass of its images
     exchanges = True  # whether clients and server send each other anything
     relays_uploads = False  # whether the server hands what one client sent to other clients

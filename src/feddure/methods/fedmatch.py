@@ -73,6 +73,7 @@ class FedMatch(Method):
     Options = Options
     passes = 1.6
     relays_uploads = True
+    keeps = ("psi", "embedding")
     needs = Needs(plain=True, strong=True)
     network: Network
     noise: Tensor
@@ -166,7 +167,7 @@ class FedMatch(Method):
         sent = {name: server[name] for name in ("sigma", "psi", "statistics")}
         if round_number % self.options.helper_every == 0:
             for slot, helper in enumerate(self.helpers(server, client)):
-                sent[f"helper.{slot}"] = server[f"psi.{helper}"]
+                sent[f"helper.{slot}"] = server[f"psi.{helper}"].to(self.network.device)
         return sent
 
     def helpers(self, server: State, client: int) -> list[int]:
@@ -211,7 +212,8 @@ class FedMatch(Method):
 
         Up, the server has what it sent. Down, it keeps each client's last ψ, but not its σ, which is sent whole.
         """
-        held = server.get(f"psi.{client}", torch.zeros_like(server["psi"]))
+        kept = server.get(f"psi.{client}")
+        held = torch.zeros_like(server["psi"]) if kept is None else kept.to(server["psi"].device)
         whole = 4 * upload["statistics"].numel()
         down = [_difference(psi, held) for name, psi in received.items() if name == "psi" or name.startswith("helper.")]
         up = [_difference(upload[name], received[name]) for name in ("sigma", "psi")]

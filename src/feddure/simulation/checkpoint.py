@@ -3,17 +3,22 @@
 One safetensors file holds every tensor and, in its header, the round, the experiment's fingerprint and a hash of all
 of it. It is written aside and renamed, so that a kill at any moment leaves the previous checkpoint whole. A real
 federation also keeps some earlier ones, to which it can go back.
+
+What is kept of each client (its memory, FedMatch's ψ) would make that file grow with the number of clients. Where it is
+large it lies in a file of its own, named by client and content, to which the header points: a checkpoint writes the
+files of clients that have trained since the last one, and the server then has their tensors mapped from there.
 """
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from feddure import experiments
 from feddure.config import Experiment
@@ -25,34 +30,112 @@ from feddure.tracking import records
 from feddure.tracking.observer import Observer
 
 FILE = Path("checkpoint") / "state.safetensors"
+CLIENTS = FILE.parent / "clients"
+"""Where files of single clients lie."""
+
+LARGE = 2**16
+"""Bytes of a client's tensors from which on they have a file of their own."""
+
 _KEPT = "round-{:06}.safetensors"
 
 
 def write(server: Server, folder: Path) -> None:
     """Replace the folder's checkpoint by this server's state."""
+    path = folder / FILE
+    _make(path.parent)
     tensors = {f"server.{name}": tensor for name, tensor in server.state.items()}
     tensors |= {f"moments.{name}": tensor for name, tensor in server.moments.items()}
     if server.decay is not None:
         tensors |= {f"averaged.{i}": tensor for i, tensor in enumerate(server.averaged)}
     for client, memory in server.memories.items():
         tensors |= {f"memory.{client}.{name}": tensor for name, tensor in memory.items()}
-    header = {
+    files = _write_clients(server, folder, tensors)
+    header: dict[str, Any] = {
         "round": server.round,
         "schema": experiments.SCHEMA,
         "experiment": experiments.fingerprint(server.experiment),
         "own_code": server.experiment.own_code(),
         "partition": server.data_identity,
     }
+    if files:
+        header["clients"] = files
     plain = {name: _plain(tensor) for name, tensor in tensors.items()}
     content = save(plain, pack_header(header | {"sha256": _hash(header, plain)}))
-    path = folder / FILE
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{path.parent}: cannot be made ({problem.strerror})") from None
     for name in (records.METRICS, records.TIMING):  # a power cut must not take lines that the checkpoint counts on
         make_durable(folder / name)
     write_whole(path, content, RunError, durable=True)
+    _remove_old_clients(folder)
+
+
+def _write_clients(server: Server, folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Take what is large of single clients out of `tensors` and put it into files; returns their names by client.
+
+    Only clients that have changed since their file was written get a new one.
+    """
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for name in list(tensors):
+        if (client := server.owner(name)) is not None:
+            found.setdefault(client, {})[name] = tensors[name]
+    files = {}
+    for client, own in sorted(found.items()):
+        if sum(tensor.nbytes for tensor in own.values()) < LARGE:
+            continue
+        path = server.files.get(client)
+        if path is None or path.parent != folder / CLIENTS:
+            _make(folder / CLIENTS)
+            content = save({name: _plain(tensor) for name, tensor in own.items()})
+            path = folder / CLIENTS / f"{client}-{hashlib.sha256(content).hexdigest()}.safetensors"
+            if not path.exists():
+                write_whole(path, content, RunError, durable=True)
+            server.take(client, path, load_file(path))
+        files[str(client)] = path.name
+        for name in own:
+            del tensors[name]
+    return files
+
+
+def _read_clients(folder: Path, files: Mapping[str, str], instead: str) -> dict[int, tuple[Path, dict]]:
+    """What lies in clients' own files, mapped from there."""
+    found = {}
+    for client, name in files.items():
+        path = folder / CLIENTS / Path(name).name
+        try:
+            with path.open("rb") as file:
+                whole = hashlib.file_digest(file, "sha256").hexdigest() == path.stem.partition("-")[2]
+            if whole:
+                found[int(client)] = path, load_file(path)
+                continue
+            problem = "its content is not what was written"
+        except (SafetensorError, OSError) as error:
+            problem = str(error)
+        raise RunError(
+            f"{path}: a part of the checkpoint cannot be read ({problem}); "
+            f"{instead or 'restore it from a copy, or delete the folder checkpoint to start over'}"
+        )
+    return found
+
+
+def _remove_old_clients(folder: Path) -> None:
+    """Remove clients' files that no checkpoint points to."""
+    present = list((folder / CLIENTS).glob("*.safetensors"))
+    needed: set[str] = set()
+    for path in (folder / FILE.parent).glob("*.safetensors") if present else ():
+        try:
+            with safe_open(path, framework="pt") as file:
+                needed |= set(read_header(file.metadata()).get("clients", {}).values())
+        except (SafetensorError, OSError):
+            return  # a kept one that is damaged: who knows what it needs
+    for path in present:
+        if path.name not in needed:
+            with suppress(OSError):  # some systems keep a file that is still mapped; the next time, then
+                path.unlink()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: cannot be made ({problem.strerror})") from None
 
 
 def keep(folder: Path, round_number: int, rounds: Collection[int]) -> None:
@@ -108,19 +191,22 @@ def read(server: Server, folder: Path, round_number: int | None = None) -> bool:
         )
     if header.get("partition") != server.data_identity:
         raise RunError(f"{path}: the checkpoint belongs to another partition of the data")
+    clients = _read_clients(folder, header.get("clients", {}), instead)
     server.round = header["round"]
     groups: dict[str, dict[str, torch.Tensor]] = {"server": {}, "moments": {}, "averaged": {}, "memory": {}}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
-        groups[group][rest] = tensor.to(device)
+        groups[group][rest] = tensor if server.owner(name) is not None else tensor.to(device)
     server.state = groups["server"]
     server.moments = groups["moments"]
     if groups["averaged"]:
         server.averaged = [groups["averaged"][str(i)] for i in range(len(groups["averaged"]))]
-    server.memories = {}
+    server.memories, server.files = {}, {}
     for name, tensor in groups["memory"].items():
         client, _, rest = name.partition(".")
         server.memories.setdefault(int(client), {})[rest] = tensor
+    for number, (file_path, own) in clients.items():
+        server.take(number, file_path, own)
     return True
 
 

@@ -133,7 +133,7 @@ class Federation:
                 self.server.broadcast(assignment),
                 (assignment.seed, assignment.round, assignment.client),
                 counts,
-                self.server.memories.get(assignment.client, {}),
+                self.server.recall(assignment.client),
             )
             for assignment, batch, counts in works
         ]
@@ -176,7 +176,7 @@ class Federation:
             self._note_standstill(used)
         for task, result in used:
             if result.memory:
-                self.server.memories[task.client] = result.memory
+                self.server.remember(task.client, result.memory)
         recorded = [(result.records, task.batches.truth) for task, result in used]
 
         def finished() -> dict:

@@ -8,6 +8,7 @@ model is Polyak's.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ class Server:
         self.moments: dict[str, Tensor] = {}
         self.decay = experiment.server.ema if experiment.server.ema is not None else self.method.ema
         self.averaged = [tensor.clone() for tensor in self.method.global_model(self.state)]
-        self.memories: dict[int, dict[str, Tensor]] = {}
+        self.memories: dict[int, State] = {}  # of clients, in host memory
+        self.files: dict[int, Path] = {}  # of a checkpoint, from which what is kept of a client is mapped
         self.unlabelled_batch = resolve_unlabelled_batch(experiment, self.image_counts)
         if experiment.server.dp_clip is not None:
             dp.check_method(self.method, self.state)
@@ -161,7 +163,10 @@ class Server:
             if found is None:
                 guilty, found = {answer.client for answer in used}, (self.state, self.moments)
             problems |= dict.fromkeys(sorted(guilty), "the update makes the model not finite")
-        self.state, self.moments = found
+        state, self.moments = found
+        self.state = {name: tensor if self._kept_of(name) is None else tensor.cpu() for name, tensor in state.items()}
+        for answer in used:
+            self.files.pop(answer.client, None)
         if self.decay is not None:
             model = self.method.global_model(self.state)
             decay = corrected_decay(self.decay, self.round)
@@ -176,6 +181,38 @@ class Server:
         if self.experiment.server.dp_clip is not None:
             record["privacy"] = self._privacy()
         return record | ({"suspicious": suspicious} if suspicious else {}), problems
+
+    # --- what is kept of each client -----------------------------------------------------------------
+    def remember(self, client: int, memory: State) -> None:
+        """Keep a client's memory for its next round: on the host, as devices have no room for all clients."""
+        self.memories[client] = {name: tensor.cpu() for name, tensor in memory.items()}
+        self.files.pop(client, None)
+
+    def recall(self, client: int) -> State:
+        """A client's memory, on the device."""
+        return {name: tensor.to(self.engine.device) for name, tensor in self.memories.get(client, {}).items()}
+
+    def owner(self, name: str) -> int | None:
+        """The client of which a tensor of a checkpoint is kept: `memory.CLIENT.NAME`, `server.NAME.CLIENT`."""
+        group, _, rest = name.partition(".")
+        if group == "memory":
+            return int(rest.partition(".")[0])
+        return self._kept_of(rest) if group == "server" else None
+
+    def take(self, client: int, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Have what is kept of a client from a file of a checkpoint."""
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition(".")
+            if group == "memory":
+                self.memories.setdefault(client, {})[rest.partition(".")[2]] = tensor
+            else:
+                self.state[rest] = tensor
+        self.files[client] = path
+
+    def _kept_of(self, name: str) -> int | None:
+        """The client of which a tensor of the state is kept."""
+        kept, _, client = name.rpartition(".")
+        return int(client) if kept in self.method.keeps and client.isdecimal() else None
 
     # --- the global model ----------------------------------------------------------------------------
     def due(self) -> bool:
@@ -227,7 +264,7 @@ class Server:
         if not self._tested:
             return {}
         network, images, classes = self.program.network, self.engine.images(self.dataset), len(self.dataset.classes)
-        model = self._as_evaluated(theta, statistics)
+        model = self._as_evaluated(theta.to(network.device), statistics.to(network.device))
         return {
             name: self.program.attempt(partial(evaluate, network, *model, images, classes, index))
             for name, index in self._tested.items()
