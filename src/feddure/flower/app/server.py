@@ -138,7 +138,7 @@ class Rounds:
         self._audit = AuditLog(options.server_folder)
         self._head = ""  # hash of the last entry
         self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
-        self._most_bytes = limits.upload_bytes(self._shapes)
+        self._most_bytes = limits.upload_bytes(messages.shape_bytes(self._shapes))
         inflation.allow(self._most_bytes)
         self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
