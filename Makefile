@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint findings gpu-test clean
+.PHONY: demo test lint docs wheel findings gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/feddure compare --preset demo
 
-test: lint
+test: lint docs $(VENV)/.installed-trackers
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
@@ -17,6 +17,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The site, in site/; a warning is an error.
+docs: $(INSTALLED) $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# sdist and wheel, in dist/.
+wheel: $(INSTALLED)
+	$(BIN)/python -m build --no-isolation
 
 # The tables of README.md and docs/ that are made from results/, and FedTutor's figure.
 findings: $(INSTALLED)
@@ -33,5 +41,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,onnx]'
 	@touch $@
 
+# Beside the others and only when asked for, so that the demo does not wait for them.
+$(VENV)/.installed-docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-trackers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mlflow,wandb]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,11 @@
-"""What all tests share: one thread, a tiny data set, and a skip where there is no GPU."""
+"""What all tests share: one thread, a tiny data set, and a skip where there is no GPU or browser."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+import browsing
 import folders
 import tiny
 from feddure import environment, methods, plugins
@@ -18,6 +19,8 @@ torch.set_num_threads(1)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("browser") and not browsing.CHROMIUM:
+        pytest.skip("needs Chromium")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,9 @@
 """The package from Python: objects in, a finished run out."""
 
+import doctest
 import functools
+import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import tiny
 from feddure import api, experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, DataError, RunError
+from feddure.studies import compare_report
 
 SMALL = {
     "partition.clients": 4,
@@ -213,6 +217,110 @@ def test_arrays_of_any_kind(images, tmp_path, change, recwarn):
     done = run(tiny.dataset(images=pixels), tmp_path / "odd", rounds=1)
     assert done.metrics == run(expected, tmp_path / "plain", rounds=1).metrics
     assert not [warning for warning in recwarn if "writable" in str(warning.message)]
+
+
+# --- comparisons, sweeps, partitions ---------------------------------------------------------------------------
+
+
+def test_what_the_docstrings_show_is_so(tmp_path, monkeypatch, quiet):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare_report, "write", lambda folder, view: folder)
+    found = doctest.testmod(api)
+    assert found.attempted >= 10
+    assert not found.failed
+
+
+@pytest.fixture
+def compared(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_report, "write", lambda folder, view: folder / "report.html")
+    return feddure.compare(
+        dataset=images,
+        methods=["fedavg", Halved],
+        seeds=[0, 1],
+        model=Linear,
+        rounds=2,
+        out=tmp_path / "both",
+        progress=False,
+        sets=SMALL,
+    )
+
+
+def test_a_comparison_from_python(compared, images, tmp_path):
+    mine = f"{__name__}:Halved"
+    assert [row["method"] for row in compared.table] == ["fedavg", mine]
+    for row in compared.table:
+        own = [one.summary.accuracy_last for one in compared.runs if one.experiment.method == row["method"]]
+        assert len(own) == 2
+        assert row["accuracy_last_mean"] == pytest.approx(np.mean(own), abs=1e-6)
+        assert row["failed"] is None
+    assert {row["against"] for row in compared.pairs} == {"fedavg"}
+    assert compared.report().parent == compared.folder
+    assert mine in compared._repr_html_()
+    again = feddure.compare(
+        dataset=images, out=tmp_path / "both", resume=True, seeds=[2], progress=False, allow_modules=True
+    )
+    assert len(again.runs) == 6
+
+
+def test_a_sweep_of_ones_own_method(images, tmp_path):
+    feddure.register_dataset("bands-to-sweep", lambda: images)
+    plan = {
+        "preset": "demo",
+        "set": SMALL | {"dataset": "bands-to-sweep", "rounds": 1, "local_steps": 1},
+        "grid": {"method": ["fedavg", Halved], "optimizer.learning_rate": [0.01, 0.001]},
+        "seeds": [0],
+    }
+    found = feddure.sweep(plan, out=tmp_path / "many", progress=False)
+    assert len(found.table) == 4
+    assert not found.failed
+    accuracy = [row["accuracy_last10_mean"] for row in found.table]
+    assert accuracy == sorted(accuracy, reverse=True)
+    assert "Halved" in found._repr_html_()
+    assert found.report().exists()
+    written = (tmp_path / "many" / "cells.jsonl").read_bytes()
+    feddure.sweep(plan, out=tmp_path / "many", progress=False)  # all is measured
+    assert (tmp_path / "many" / "cells.jsonl").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"preset": "demo"}, "expected grid or cases"),
+        ({"preset": "demo", "grids": {}}, "unknown key 'grids'; did you mean 'grid'"),
+        ({"preset": "demo", "grid": {"rounds": [np.float64(3)]}}, "can stand in a sweep"),
+    ],
+)
+def test_a_sweep_that_cannot_be_read_is_refused(tmp_path, plan, message):
+    with pytest.raises(ConfigError, match=message):
+        feddure.sweep(plan, out=tmp_path / "many")
+    assert not (tmp_path / "many").exists()
+
+
+def test_a_partition_from_python_is_that_of_a_run(images, tmp_path):
+    dealt = feddure.partition(images, "iid-iid", clients=4, labels_per_class=3, seed=0)
+    done = run(images, tmp_path / "run", setting="iid-iid")
+    assert dealt.summary["sha256"] == json.loads((done.folder / "partition.json").read_text())["sha256"]
+    assert [row["labelled"] for row in dealt.table] == [12] * 4
+    assert dealt.plot(tmp_path / "clients.png").stat().st_size > 1000
+    dealt.save(tmp_path / "clients.npz")
+    assert "unlabelled" in dealt._repr_html_()
+    with pytest.raises(ConfigError, match="gama"):
+        feddure.partition(images, gama=0.3)
+
+
+def test_notebooks_show_runs_without_script_or_request(images, tmp_path):
+    done = run(images, tmp_path / "<script>alert(1)", rounds=3, sets={"server.ema": 0.9})
+    html = done._repr_html_()
+    assert "accuracy, last evaluation" in html
+    assert html.count("<polyline") == 2
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert not re.search(r"(src|href|url\()", html)
+
+
+def test_a_field_can_be_emptied(images, tmp_path):
+    emptied = {"partition.labels_per_class": None, "partition.label_fraction": 0.2}
+    assert run(images, tmp_path / "run", sets=emptied).experiment.partition.labels_per_class is None
 
 
 def test_completion_shows_what_is_promised():

@@ -1,17 +1,26 @@
-"""The documentation: numbers are those of the cells, links lead somewhere, pages are as short as they promise."""
+"""The documentation: numbers are those of the cells, links lead somewhere, pages are short, commands work."""
 
+import functools
 import importlib.util
 import io
 import re
+import shlex
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
+
+import feddure
+from feddure import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BORROWED = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]  # pages of the site, too
+PAGES = [*BORROWED, ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGER = {"appendix.md": 5000, "findings.md": 1000, "security.md": 1500}
 
 sys.path.insert(0, str(ROOT / "tools"))  # where it finds the tables of benchmarks
 spec = importlib.util.spec_from_file_location("findings", ROOT / "tools" / "findings.py")
@@ -39,12 +48,28 @@ def test_the_figure_is_made_from_the_cells():
     assert apart.mean() < 1, "make findings"  # text may be rendered a little differently elsewhere
 
 
-def test_pages_are_short():
-    readme, page = (re.sub("<!--.*?-->", "", path.read_text()) for path in findings.PAGES[:2])
-    above_links, links, _ = readme.partition("\n## Links\n")
+def words(text):
+    """Of prose and tables; code, comments and the marks of a table are none."""
+    text = re.sub(r"<!--.*?-->|```.*?```", "", text, flags=re.DOTALL)
+    return len([word for word in text.split() if re.search(r"\w", word)])
+
+
+def test_readme_is_one_screen():
+    above_links, links, _ = (ROOT / "README.md").read_text().partition("\n## Links\n")
     assert links
-    assert len(above_links.split()) <= 500
-    assert len(page.split()) <= 1200
+    assert len(re.sub("<!--.*?-->", "", above_links).split()) <= 500
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_pages_are_short(page):
+    assert words(page.read_text()) <= LONGER.get(page.name, 900)
+
+
+def test_the_site_leads_to_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
+    borrowed = {"index.md", "contributing.md", "changelog.md"}
+    assert listed == borrowed | {page.name for page in (ROOT / "docs").glob("*.md")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -65,3 +90,82 @@ def _anchors(text):
     """Of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# --- commands ------------------------------------------------------------------------------------------------
+
+
+def commands(page):
+    """The command lines of a page's code blocks, without comments; continued lines are one."""
+    blocks = re.findall(r"^ *```(?:sh|text|console)\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    split = [shlex.split(line, comments=True) for line in lines if line.startswith(("feddure ", "make ", "source "))]
+    return [words for words in split if words]
+
+
+def understand(arguments):
+    """Parse a command's line as the command does, and run nothing; a wrong option or value is an error."""
+    command = get_command(cli.app)
+    context = command.make_context("feddure", list(arguments))
+    while isinstance(command, click.Group):
+        rest = [*context._protected_args, *context.args]
+        _, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(command.name, rest, parent=context)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda path: path.name)
+def test_commands_of_the_pages_exist(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for name, *arguments in commands(page):
+        if name == "make":
+            assert {word for word in arguments if word.isalpha()} <= targets
+        elif name == "feddure":
+            understand(arguments)
+        else:
+            assert arguments == [".venv/bin/activate"]
+
+
+@pytest.fixture
+def newcomer(tmp_path, monkeypatch):
+    """The folder of somebody who has images: ten of each of two classes, and a photograph."""
+    monkeypatch.chdir(tmp_path)
+    images, rng = Path("my/images"), np.random.default_rng(0)
+    for folder in ("labelled/dark", "labelled/light", "test/dark", "test/light", "unlabelled"):
+        (images / folder).mkdir(parents=True)
+        for number in range(10):
+            shade = 0 if "dark" in folder else 128
+            pixels = rng.integers(shade, shade + 128, (12, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(images / folder / f"{number}.png")
+    Image.fromarray(pixels).save("photo.png")
+
+
+@pytest.mark.filterwarnings("default")  # the command says itself how warnings are shown
+@pytest.mark.usefixtures("newcomer", "quiet")
+def test_the_readme_works_as_written(monkeypatch, capsys):
+    """Every command and the Python lines, in their order; what trains does so for one round of one step.
+
+    Commands leave their reports empty, which take longest; that of the Python lines is drawn.
+    """
+    small = {"rounds": 1, "sets": {"local_steps": 1, "engine.device": "cpu"}}
+    options = [word for key in ("rounds=1", "local_steps=1", "engine.device=cpu") for word in ("--set", key)]
+    ran = []
+    for name, *arguments in commands(ROOT / "README.md"):
+        if name != "feddure":
+            continue  # make demo has made the environment that this test runs in
+        trains = arguments[0] == "run"
+        monkeypatch.setattr(sys, "argv", ["feddure", *arguments, *(options if trains else [])])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, (arguments, capsys.readouterr().err)
+        ran.append(arguments[0])
+    assert ran == ["run", "run", "export", "predict"]
+    assert Path("runs/first/report.html").is_file()
+    assert Path("model.onnx").is_file()
+    assert "photo.png" in capsys.readouterr().out
+
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.setattr(feddure, "run", functools.partial(feddure.run, **small), raising=False)
+    exec(lines, {})
+    accuracy, report = capsys.readouterr().out.splitlines()
+    assert accuracy.endswith("%")
+    assert Path(report).is_file()

@@ -1,9 +1,12 @@
 """Every example runs from its file, in an empty folder, and says how it went."""
 
+import ast
 import dataclasses
 import importlib
+import json
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,8 @@ import torch
 
 import feddure
 import tiny
-from feddure import experiments
-from feddure.studies import sweep
+from feddure import api, experiments
+from feddure.studies import compare_report, sweep
 from feddure.studies.grid.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -34,7 +37,7 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 
 
 def test_all_examples_are_tested():
-    scripts = {"own_method.py", "own_network.py", "own_images.py"}
+    scripts = {"own_method.py", "own_network.py", "own_images.py", "first_hour.ipynb"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
         "attacks.yaml",
         "few-labels.yaml",
@@ -68,6 +71,29 @@ def test_the_page_on_extending_shows_the_same_method():
     step = code.partition("def step(self, client, batch):\n")[2]
     assert step
     assert step in (EXAMPLES / "own_method.py").read_text()
+
+
+def test_the_notebook_runs(monkeypatch, tmp_path, quiet):
+    """Its cells in their order; what a notebook shows of their last lines is made too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare_report, "write", lambda folder, view: folder / "report.html")
+    monkeypatch.setattr(api, "write_report", lambda folders, out: out)
+    book = json.loads((EXAMPLES / "first_hour.ipynb").read_text())
+    module = types.ModuleType("first_hour")
+    monkeypatch.setitem(sys.modules, "first_hour", module)
+    shown = []
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            tree = ast.parse("".join(cell["source"]).replace("ROUNDS = 3", "ROUNDS = 1"))
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "first_hour.ipynb", "exec"), vars(module))
+            if last is not None:
+                value = eval(compile(ast.Expression(last.value), "first_hour.ipynb", "eval"), vars(module))
+                shown.append(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
+    assert len(shown) == 7
+    assert "accuracy, last evaluation" in shown[1]
+    assert len(list(Path("runs").glob("*/config.yaml"))) == 2
 
 
 def test_own_network(example):

@@ -4,15 +4,21 @@ import feddure
 run = feddure.run("aaai24", dataset="cifar10", setting="dir-dir", method="feddure")
 run.summary, run.metrics, run.model, run.report()
 feddure.predict(run.folder, "photos/"), feddure.export(run.folder, "model.onnx")
+feddure.compare("demo", methods=["fedavg-matched", "fedtutor"]).table, feddure.partition("cifar10", "iid-dir").table
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddure.version import VERSION as __version__
 
+# Before PyTorch is imported: its threads spin while they wait for each other, and where other programs keep the cores
+# busy, they spin away the time of the one they wait for (a round of the demo then took five times as long).
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 if TYPE_CHECKING:
-    from feddure.api import Run, load_dataset, run
+    from feddure.api import Comparison, PartitionView, Run, Sweep, compare, load_dataset, partition, run, sweep
     from feddure.config import Experiment
     from feddure.data.batches import Batch, Needs
     from feddure.data.dataset import Dataset
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Client",
+    "Comparison",
     "Dataset",
     "Experiment",
     "FeddureError",
@@ -36,19 +43,24 @@ __all__ = [
     "Needs",
     "Observer",
     "Options",
+    "PartitionView",
     "Run",
+    "Sweep",
     "__version__",
+    "compare",
     "cross_entropy",
     "export",
     "load_dataset",
     "load_model",
     "mean",
+    "partition",
     "predict",
     "record",
     "register_dataset",
     "register_method",
     "register_network",
     "run",
+    "sweep",
 ]
 
 # Torch takes seconds to import, and `feddure --help` should not: names are found when they are first used.
@@ -62,7 +74,7 @@ _FOUND_IN = {
     "Needs": "data.batches",
     "Options": "methods.base",
     "Observer": "tracking.observer",
-    "Run": "api",
+    **dict.fromkeys(("Comparison", "PartitionView", "Run", "Sweep", "compare", "partition", "run", "sweep"), "api"),
     "cross_entropy": "methods.base",
     "export": "serving.export",
     "load_dataset": "api",
@@ -70,7 +82,6 @@ _FOUND_IN = {
     "mean": "methods.base",
     "predict": "serving.predict",
     "record": "methods.base",
-    "run": "api",
 }
 _REGISTERS = {"register_dataset": "data.sources", "register_method": "methods", "register_network": "nn"}
 

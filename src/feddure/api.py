@@ -1,28 +1,41 @@
-"""The package from Python: `feddure.run(...)` and what it returns."""
+"""The package from Python: `feddure.run(...)`, `compare`, `sweep` and `partition`, and what they return."""
 
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from feddure import data, methods, plugins, recommended
+from feddure import data, experiments, methods, plugins, recommended
 from feddure import nn as networks
 from feddure.config import Experiment
+from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset, check
-from feddure.errors import ConfigError
+from feddure.data.partition import Partition, expect_clients
+from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Method
+from feddure.reports import notebook
 from feddure.reports.run_report import write_report
 from feddure.serving.load import read_network
 from feddure.simulation import runs
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
 from feddure.tracking.sites import SiteAccuracy, site_accuracies
-from feddure.tracking.summary import Summary, summarise
+from feddure.tracking.summary import Summary, evaluations, summarise
+from feddure.tracking.tracker import trackers
+
+if TYPE_CHECKING:
+    from feddure.studies import sweep as sweeps
+    from feddure.studies.compare import Comparison as Compared
+    from feddure.studies.grid.store import Store
+
+Row = dict[str, Any]
+"""A line of a table: plain values by the names of columns."""
 
 
 class Run:
@@ -69,6 +82,12 @@ class Run:
     def __repr__(self) -> str:
         return f"<feddure.Run {self.folder}: {self.summary}>"
 
+    def _repr_html_(self) -> str:
+        found = {"global": "test", "averaged": "test_ema"}
+        curves = {name: evaluations(self.metrics, "accuracy", model) for name, model in found.items()}
+        drawn = notebook.curves(curves, "test accuracy")
+        return notebook.table((), self.summary.rows(), str(self.folder)) + drawn
+
 
 def run(
     preset: str | None = None,
@@ -80,11 +99,13 @@ def run(
     model: str | Callable[..., nn.Module] | None = None,
     init: Path | str | None = None,
     rounds: int | None = None,
+    clients: int | None = None,
     seed: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     data_dir: Path | str | None = None,
     progress: bool = True,
+    track: Sequence[str] = (),
     observers: Sequence[Observer] = (),
     sets: dict[str, Any] | None = None,
     allow_modules: bool = False,
@@ -93,36 +114,327 @@ def run(
 
     A data set, method or network may be the object itself instead of its name; `sets` changes any field by its dotted
     name, like `--set` of the command: `feddure.run("demo", method="fedavg", sets={"partition.gamma": 0.3})`.
-    `observers` are told of every round (`feddure.Observer`); `init` is a model to start from. A `folder:` or `npz:`
-    data set without preset and file takes the preset `recommended`. Modules that `config_file`, or a folder to resume,
-    names are imported with `allow_modules` alone.
+    `observers` are told of every round (`feddure.Observer`), and so are the services in `track`: `["mlflow", "wandb"]`.
+    `init` is a model to start from. A `folder:` or `npz:` data set without preset and file takes the preset
+    `recommended`. Modules that `config_file`, or a folder to resume, names are imported with `allow_modules` alone.
+
+    >>> import feddure
+    >>> done = feddure.run("demo", method="fedavg", rounds=1, out="runs/one", progress=False)
+    >>> done.summary.rounds
+    1
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
     changes = {
-        "dataset": dataset.name if isinstance(dataset, Dataset) else dataset,
+        "dataset": _data_name(dataset),
         "partition.setting": setting,
+        "partition.clients": clients,
         "method": _name(method, methods.register),
         "model": _name(model, networks.register),
         "init": None if init is None else str(init),
         "rounds": rounds,
         "seed": seed,
-        **(sets or {}),
     }
-
-    def read(name: str) -> Dataset:
-        if isinstance(dataset, Dataset):
-            return check(dataset, f"data set '{dataset.name}'")
-        return data.load(name, Path(data_dir) if data_dir else None, progress)
-
-    file = Path(config_file) if config_file else None
-    say = partial(print, file=sys.stderr) if progress else lambda line: None
-    experiment, looked_at = recommended.load(preset, file, changes, (), read, say, allow_modules)
+    read = _reader(dataset, data_dir, progress)
+    experiment, looked_at = _load(preset, config_file, changes, sets, read, progress, allow_modules)
     plugins.expect_allowed(*experiment.modules)
     folder = Path(out) if out is not None else default_folder(experiment)
+    watching = [*trackers(track, folder), *observers]
     images = looked_at or read(experiment.dataset)
-    runs.execute(experiment, images, folder, resume, progress, observers)
+    expect_clients(clients, experiment.partition.setting, images)
+    runs.execute(experiment, images, folder, resume, progress, watching)
     return Run(folder)
+
+
+class Comparison:
+    """A finished comparison: a row a method, whether differences are more than chance, and the runs one by one."""
+
+    def __init__(self, found: "Compared", folder: Path):
+        self.folder = folder
+        self.plan = found.plan
+        self.view = found.view  # the same as frames, as the command prints them
+        self.failed = found.failed
+        """What has ended the methods that are not compared, by their names."""
+        self.runs = [Run(one.folder) for one in found.runs]
+
+    @cached_property
+    def table(self) -> list[Row]:
+        """comparison.csv: a row a method; accuracies are shares of 1, and None is what was not measured."""
+        return _rows(self.folder / "comparison.csv")
+
+    @cached_property
+    def pairs(self) -> list[Row]:
+        """paired.csv: each method's difference from the reference on the same seeds."""
+        return _rows(self.folder / "paired.csv")
+
+    def report(self) -> Path:
+        """(Re)make report.html and return its path."""
+        from feddure.studies import compare_report
+
+        return compare_report.write(self.folder, self.view)
+
+    def __repr__(self) -> str:
+        return f"<feddure.Comparison {self.folder}: {', '.join(self.plan.methods)} on {len(self.plan.seeds)} seeds>"
+
+    def _repr_html_(self) -> str:
+        found = self.view.methods(), self.view.pairs()
+        said = str(self.folder), f"against {self.plan.against}"
+        return "".join(
+            notebook.table([*frame.columns], frame.itertuples(index=False), caption)
+            for frame, caption in zip(found, said, strict=True)
+            if len(frame)
+        )
+
+
+def compare(
+    preset: str | None = None,
+    *,
+    methods: Sequence[str | type[Method]] = (),
+    seeds: Sequence[int] = (),
+    against: str | type[Method] | None = None,
+    config_file: Path | str | None = None,
+    dataset: str | Dataset | None = None,
+    setting: str | None = None,
+    model: str | Callable[..., nn.Module] | None = None,
+    init: Path | str | None = None,
+    rounds: int | None = None,
+    clients: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    data_dir: Path | str | None = None,
+    progress: bool = True,
+    track: Sequence[str] = (),
+    sets: dict[str, Any] | None = None,
+    allow_modules: bool = False,
+) -> Comparison:
+    """Compare methods on the same partitions, clients and seeds; the words are those of `feddure compare` and `run`.
+
+    A method that fails is in `failed`; the others are compared.
+
+    >>> import feddure
+    >>> both = ["fedavg", "fedavg-fixmatch"]
+    >>> found = feddure.compare("demo", methods=both, seeds=[0], rounds=1, out="runs/two", progress=False)
+    >>> [row["method"] for row in found.table]
+    ['fedavg', 'fedavg-fixmatch']
+    """
+    from feddure.studies import compare as study
+
+    for key in ("method", "seed"):
+        if key in (sets or {}):
+            raise ConfigError(f"--set {key}={(sets or {})[key]}: a comparison has several; give --{key}s instead")
+    given = None if out is None else Path(out)
+    present = study.read_plan(given) if resume and given is not None else None
+    if resume and preset is None and config_file is None:
+        config_file = study.config_to_resume(given)
+    changes = {
+        "dataset": _data_name(dataset),
+        "partition.setting": setting,
+        "partition.clients": clients,
+        "model": _name(model, networks.register),
+        "init": None if init is None else str(init),
+        "rounds": rounds,
+    }
+    names = [str(_method_name(method)) for method in methods]
+    read = _reader(dataset, data_dir, progress)
+    experiment, looked_at = _load(preset, config_file, changes, sets, read, progress, allow_modules)
+    plugins.allow(*names, *(present.methods if present and allow_modules else ()))
+    if looked_at is not None:
+        preset = recommended.NAME
+    usual = experiments.compared(preset) if preset is not None else ([], [])
+    chosen = list(seeds) or usual[1]
+    if not chosen and present is None:
+        chosen = [experiment.seed]
+    plan = study.make_plan(names or usual[0], chosen, _method_name(against), present)
+    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
+    folder = given if given is not None else new_folder(f"compare-{name}")
+    study.check(plan, experiment, folder, resume)  # before a data set is downloaded
+    images = looked_at or read(experiment.dataset)
+    expect_clients(clients, experiment.partition.setting, images)
+    _say(progress)(f"comparison folder: {folder}")
+    return Comparison(study.compare(plan, experiment, images, folder, resume, progress, track), folder)
+
+
+class Sweep:
+    """A measured sweep: its combinations, best first."""
+
+    def __init__(self, wanted: "sweeps.Sweep", store: "Store", failed: Mapping[str, str]):
+        self._wanted, self._store = wanted, store
+        self.failed = failed
+        """What has ended cells that are not measured, by their fingerprints."""
+
+    @property
+    def folder(self) -> Path:
+        return self._store.folder
+
+    @cached_property
+    def table(self) -> list[Row]:
+        """leaderboard.csv: a row a combination, best first; accuracies in %."""
+        return _rows(self.folder / "leaderboard.csv")
+
+    @property
+    def verdict(self) -> str:
+        """Whether the best differs from the second by more than chance; a sentence for each leaderboard."""
+        return " ".join(board.verdict() for board in self._leaderboards())
+
+    def report(self) -> Path:
+        """(Re)make report.html and the tables beside it, and return its path."""
+        from feddure.studies import sweep_report
+
+        return next(
+            path for path in sweep_report.write(self._wanted, self._store, self.failed) if path.suffix == ".html"
+        )
+
+    def _leaderboards(self) -> list[Any]:
+        from feddure.studies import sweep_report
+
+        return sweep_report.leaderboards(self._wanted, self._store, self.failed)
+
+    def __repr__(self) -> str:
+        return f"<feddure.Sweep {self.folder}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        found = [(board.table(brief=True), board) for board in self._leaderboards()]
+        return "".join(
+            notebook.table([*frame.columns], frame.itertuples(index=False), f"{board.title} {board.verdict()}".strip())
+            for frame, board in found
+        )
+
+
+def sweep(
+    plan: Path | str | Mapping[str, Any],
+    *,
+    out: Path | str | None = None,
+    init: Path | str | None = None,
+    merge: Sequence[Path | str] = (),
+    data_dir: Path | str | None = None,
+    progress: bool = True,
+    track: Sequence[str] = (),
+    allow_modules: bool = False,
+) -> Sweep:
+    """Measure every combination of any fields and methods on several seeds, and rank them.
+
+    `plan` is a file as `feddure sweep` reads it, or what would stand in it. Finished cells are kept: call it again
+    after an interruption and it goes on. Several processes or machines: `feddure sweep --jobs` and `--ray`.
+
+    >>> import feddure
+    >>> plan = {"preset": "demo", "set": {"rounds": 1}, "grid": {"method": ["fedavg", "fedavg-fixmatch"]}, "seeds": [0]}
+    >>> found = feddure.sweep(plan, out="runs/rates", progress=False)
+    >>> len(found.table), found.report().name
+    (2, 'report.html')
+    """
+    from feddure.studies import sweep as study
+    from feddure.studies import sweep_report
+    from feddure.studies.grid import failures, runner
+    from feddure.studies.grid.progress import GridProgress
+    from feddure.studies.grid.store import Store, finished_cells, named, unmeasured
+    from feddure.tracking import tracker
+
+    start = None if init is None else str(init)
+    if isinstance(plan, Mapping):
+        wanted = study.from_tree(_named_objects(plan), start)
+        folder = Path(out) if out is not None else Path("runs") / "sweep"
+    else:
+        wanted = study.read(Path(plan), start, allow_modules)
+        folder = Path(out) if out is not None else Path("runs") / f"sweep-{wanted.name}"
+    study.check_folder(wanted, folder)
+    tracker.expect(track)
+    for other in merge:
+        finished_cells(Path(other))
+    cells, where = wanted.cells(), Path(data_dir) if data_dir else None
+    present = Store(folder, map(Path, merge))
+    for name in dict.fromkeys(cell.experiment.dataset for cell in unmeasured(cells, present)):
+        data.expect_present(name, where)
+    store = study.open_folder(wanted, folder)
+    for other in merge:
+        store.merge(Path(other), cells)
+    left = unmeasured(cells, store)
+    store.forget_failures(left)
+    shown = GridProgress(left, store) if progress and left else None
+    try:
+        load = lru_cache(maxsize=1)(lambda name: data.load(name, where, progress=progress))
+        runner.measure(left, store, load, shown.look if shown else lambda: None, track=track)
+    finally:
+        if shown:
+            shown.close()
+    problems = {cell: problem for cell in left if (problem := store.failures().get(cell.hash))}
+    if problems:
+        told = failures.told([(named([cell]), problem) for cell, problem in problems.items()])
+        if not any(store.has(cell) for cell in cells):
+            raise ConfigError("\n".join(told))
+        warnings.warn("\n".join(told), FeddureWarning, stacklevel=2)
+    failed = {cell.hash: problem.reason for cell, problem in problems.items()}
+    sweep_report.write(wanted, store, failed)
+    return Sweep(wanted, store, failed)
+
+
+class PartitionView:
+    """A partition of a data set, and what there is to know of it."""
+
+    def __init__(self, partition: Partition, dataset: Dataset):
+        self.partition, self._dataset = partition, dataset
+
+    @cached_property
+    def summary(self) -> Row:
+        """All of it as plain values, as `feddure partition --json` prints them."""
+        return partitions.describe(self.partition, self._dataset)
+
+    @property
+    def table(self) -> list[Row]:
+        """A row a client: how many images it has with and without labels, of each class, and which classes not."""
+        return self.summary["clients"]
+
+    def save(self, file: Path | str) -> None:
+        """Keep the partition in an .npz with its hash."""
+        self.partition.save(file)
+
+    def plot(self, file: Path | str) -> Path:
+        """Draw class × client as bubbles into a .png, .svg or .pdf."""
+        from feddure.reports import partition_figure, style
+
+        about = runs.summarise_partition(self.partition, self._dataset)
+        style.save(partition_figure.figure(about, self._dataset.name), Path(file))
+        return Path(file)
+
+    def __repr__(self) -> str:
+        return f"<feddure.PartitionView {self._title}>"
+
+    @property
+    def _title(self) -> str:
+        about = self.partition.parameters
+        return f"{about['dataset']}, {about['setting']}, {self.partition.clients} clients"
+
+    def _repr_html_(self) -> str:
+        most, names = 20, ("client", "labelled", "unlabelled")
+        rows = [[row.get("site", row["client"]), row["labelled"], row["unlabelled"]] for row in self.table]
+        more = [["…", f"{len(rows) - most} more clients", ""]] if len(rows) > most else []
+        return notebook.table(names, rows[:most] + more, self._title)
+
+
+def partition(
+    dataset: str | Dataset = "fashion-mini",
+    setting: str = "dir-dir",
+    *,
+    clients: int | None = None,
+    seed: int = 0,
+    data_dir: Path | str | None = None,
+    **fields: Any,
+) -> PartitionView:
+    """Deal a data set's images to clients, 20 unless told otherwise.
+
+    Further fields are those of the section `partition`: gamma, labels_per_class, label_fraction, labelled_clients, …
+
+    >>> import feddure
+    >>> dealt = feddure.partition("fashion-mini", "iid-dir", clients=5, gamma=0.3)
+    >>> len(dealt.table), sum(row["labelled"] for row in dealt.table)
+    (5, 250)
+    """
+    options = {"setting": setting, "clients": 20 if clients is None else clients, **fields}
+    found = experiments.build({"partition": options, "clients_per_round": 1}).partition
+    name = _data_name(dataset)
+    plugins.allow(name)
+    images = _reader(dataset, data_dir, False)(str(name))
+    expect_clients(clients, setting, images)
+    return PartitionView(partitions.make(images, found, seed), images)
 
 
 def load_dataset(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
@@ -142,6 +454,70 @@ def new_folder(name: str, root: Path = Path("runs")) -> Path:
     name = re.sub(r"[/:?]", "_", name)
     numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
     return next(folder for folder in numbered if not folder.exists())
+
+
+def _load(
+    preset: str | None,
+    config_file: Path | str | None,
+    changes: Mapping[str, Any],
+    sets: Mapping[str, Any] | None,
+    read: Callable[[str], Dataset],
+    progress: bool,
+    allow_modules: bool,
+) -> tuple[Experiment, Dataset | None]:
+    sets = sets or {}
+    empty = [f"{key}=null" for key, value in sets.items() if value is None]  # among changes it means: as it was
+    file = Path(config_file) if config_file else None
+    return recommended.load(preset, file, {**changes, **sets}, empty, read, _say(progress), allow_modules)
+
+
+def _reader(dataset: str | Dataset | None, data_dir: Path | str | None, progress: bool) -> Callable[[str], Dataset]:
+    """Gives the data set of a name, or the one that was given."""
+
+    def read(name: str) -> Dataset:
+        if isinstance(dataset, Dataset):
+            return check(dataset, f"data set '{dataset.name}'")
+        return data.load(name, Path(data_dir) if data_dir else None, progress)
+
+    return read
+
+
+def _data_name(dataset: str | Dataset | None) -> str | None:
+    """The name of a data set; a path that is there is one of own images."""
+    if isinstance(dataset, Dataset):
+        return dataset.name
+    return dataset and data.resolve(dataset)
+
+
+def _say(progress: bool) -> Callable[[str], None]:
+    return partial(print, file=sys.stderr) if progress else lambda line: None
+
+
+def _rows(file: Path) -> list[Row]:
+    """The lines of a table on disk."""
+    import pandas as pd
+
+    found = pd.read_csv(file).astype(object)
+    return found.where(found.notna(), None).to_dict("records")  # type: ignore[return-value]
+
+
+def _method_name(method: str | type[Method] | None) -> str | None:
+    return _name(method, methods.register)
+
+
+def _named_objects(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep's values with classes and functions by their names."""
+
+    def named(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {inner: named(inner, one) for inner, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [named(key, one) for one in value]
+        if key == "method":
+            return _method_name(value)
+        return _name(value, networks.register) if key == "model" else value
+
+    return {key: named(key, value) for key, value in tree.items()}
 
 
 def _name(thing: Any, register: Callable[[str, Any], None]) -> str | None:

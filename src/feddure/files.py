@@ -5,12 +5,15 @@ import json
 import os
 import stat
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from feddure.errors import FeddureError
+
+_DEEPEST = 100
 
 
 def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureError], durable: bool = False) -> None:
@@ -48,6 +51,8 @@ def write_json(path: Path, content: Any, error: type[FeddureError], durable: boo
 
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Plain values; whatever is wrong with the text is a YAMLError."""
+    if max(accumulate((sign in "[{") - (sign in "]}") for sign in text), default=0) > _DEEPEST:  # minutes for 10 kB
+        raise yaml.YAMLError(f"brackets are nested more than {_DEEPEST} deep")
     try:
         # With aliases a few lines can stand for any number of values.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):

@@ -104,6 +104,8 @@ def allocate_bar(self, client):
     ("method", "message"),
     [
         (of(feddure.Method), r"method 'mine' has no step; write `def step\(self, client, batch\)`"),
+        (of(step=lambda self, client: {}), r"step takes \(client\), expected \(client, batch\)"),
+        (of(upload=lambda self: {}), r"upload takes \(\), expected \(client\)"),
         (of(memory="status"), r"memory is 'status', expected a tuple .*write memory = \(\"status\",\)"),
         (of(memory=(1,)), r"memory is \(1,\), expected a tuple of names"),
         (of(needs="weak"), r"needs is 'weak', expected a feddure\.Needs"),

@@ -132,6 +132,34 @@ def test_a_network_with_num_classes_is_taken_as_it_is(monkeypatch):
     assert not torch.equal(made[0].last.weight, made[2].last.weight)
 
 
+def swallows(*, weights=None, **others):
+    """As torchvision's mobilenet_v3_small: what it does not know disappears."""
+    return OfTorchvision(others.get("num_classes", 1000))
+
+
+def passes_on(pretrained=False, **others):
+    """As timm's."""
+    return nn.Sequential(nn.Conv2d(others.pop("in_chans"), 3, 1), OfTorchvision(**others))
+
+
+class OfOurs(nn.Linear):
+    def __init__(self, classes, **others):
+        super().__init__(others["channels"], classes)
+
+
+@pytest.mark.parametrize(("maker", "channels"), [(swallows, 3), (passes_on, 1), (lambda **given: OfOurs(**given), 4)])
+def test_a_network_that_passes_arguments_on_gets_those_it_knows(monkeypatch, maker, channels):
+    monkeypatch.setitem(networks._REGISTERED, "passed", maker)
+    made = networks.make("passed", channels, 7, "batch", 0)
+    assert made(torch.zeros(2, channels) if channels == 4 else torch.zeros(2, channels, 2, 2)).shape == (2, 7)
+
+
+def test_an_error_inside_a_network_is_its_own(monkeypatch):
+    monkeypatch.setitem(networks._REGISTERED, "broken", lambda num_classes: nn.Linear(3, num_classes) + 1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        networks.make("broken", 3, 7, "batch", 0)
+
+
 def test_a_network_that_takes_neither_is_refused(monkeypatch):
     monkeypatch.setitem(networks._REGISTERED, "odd", lambda width: nn.Linear(width, 2))
     with pytest.raises(ConfigError, match="num_classes"):

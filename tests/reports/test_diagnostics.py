@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure.reports import figures, style
+from feddure.reports import figures, inline
 from feddure.reports.diagnostics import best_of_threshold, judged, last_means, per_class, running_mean, table, trace
 from feddure.simulation.diagnostics import auroc
 
@@ -137,7 +137,7 @@ def drawn(*runs):
     lines = [figures.Line(f"run {place} $", metrics, FORMAT) for place, metrics in enumerate(runs)]
     charts = figures.pseudo_labels(lines)
     for chart in charts:
-        assert len(style.svg(chart.figure)) < 200_000
+        assert len(inline.svg(chart.figure)) < 200_000
     return [chart.title for chart in charts]
 
 

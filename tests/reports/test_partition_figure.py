@@ -8,7 +8,7 @@ import pytest
 from feddure import config
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import make
-from feddure.reports import partition_figure, style
+from feddure.reports import inline, partition_figure, style
 from feddure.simulation.runs import summarise_partition
 
 
@@ -88,9 +88,9 @@ def test_bubbles_of_a_runs_counts_become_circles_of_the_same_size():
         "unknown": [0, 30],
         "parameters": {"setting": "dir-dir", "gamma": 0.5, "seed": 0},
     }
-    svg = style.svg(partition_figure.figure(counts, "data"))
+    svg = inline.svg(partition_figure.figure(counts, "data"))
     areas = {style.LABELLED: [], style.UNLABELLED: []}
-    for radius, colour in re.findall(r'<circle cx="\S+" cy="\S+" r="(\S+)" style="fill: (\S+);', svg):
+    for radius, colour in re.findall(r'<circle cx="\S+" cy="\S+" r="(\S+)" style="fill: var\(\S+,(\S+)\);', svg):
         areas[colour.upper()].append(float(radius) ** 2)
     for found, numbers in zip(areas.values(), ([1, 4, 9], [10, 20, 30, 40]), strict=True):
         found = np.sort(found)

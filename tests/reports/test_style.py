@@ -9,7 +9,7 @@ from PIL import Image
 from feddure import methods
 from feddure.errors import ConfigError
 from feddure.methods.fedavg import FedAvg
-from feddure.reports import style
+from feddure.reports import inline, style
 
 
 def told_apart(formats):
@@ -55,7 +55,7 @@ def test_files_are_what_their_names_say_and_equal_figures_are_equal_files(tmp_pa
         assert picture.size == (450, 300)
     assert ElementTree.parse(tmp_path / "one.svg").getroot().tag.endswith("svg")
     assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
-    assert ElementTree.fromstring(style.svg(small())).tag.endswith("svg")
+    assert ElementTree.fromstring(inline.svg(small())).tag.endswith("svg")
 
 
 def test_files_that_cannot_be_written_are_errors(tmp_path):

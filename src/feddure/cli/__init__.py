@@ -23,6 +23,7 @@ from feddure.cli import (
     run,
     sweep,
     theory,
+    watch,
 )
 from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import FeddureError, FeddureWarning, first_line
@@ -55,6 +56,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("reproduce")(reproduce.reproduce)
 app.command("sweep")(sweep.sweep)
+app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)

@@ -1,5 +1,6 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +40,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
+    track: options.Track = None,
     skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
@@ -63,6 +65,7 @@ def compare(
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
         from feddure import api, data, experiments, plugins, recommended
+        from feddure.data.partition import expect_clients
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
         from feddure.studies.grid import failures as grid_failures
@@ -98,14 +101,16 @@ def compare(
     folder = out if out is not None else api.new_folder(f"compare-{name}")
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
-    options.expect_clients(clients, experiment.partition.setting, images)
+    expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     if not resume:
         wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
         own_images.say_plan(wanted, images, console.print, len(plan.seeds))
     began = time.monotonic()
     try:
-        found = study.compare(plan, experiment, images, folder, resume)
+        services = options.names("--track", track)
+        found = study.compare(plan, experiment, images, folder, resume, track=services)
     except Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None

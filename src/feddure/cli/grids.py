@@ -34,8 +34,13 @@ Ray = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and about how long it takes.")]
 
 
-def check_places(ray: str | None, jobs: int) -> None:
-    """Refuse two answers to where the work is done."""
+def check_places(ray: str | None, jobs: int, track: Sequence[str] = ()) -> None:
+    """Refuse two answers to where the work is done, and services that cannot be told of it."""
+    from feddure.tracking import tracker
+
+    tracker.expect(track)
+    if ray is not None and track:
+        raise ConfigError("--ray and --track were both given; cells on other machines are not tracked, leave one out")
     if ray is not None and jobs > 1:
         raise ConfigError("--ray and --jobs were both given; Ray starts processes of its own, leave one of them out")
 
@@ -64,14 +69,14 @@ def merge_all(folders: Sequence[Path] | None, store: "Store", only: "Sequence[Ce
         print(f"{folder}: {new} new cells taken over", file=sys.stderr)
 
 
-def work_if_job(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None) -> None:
+def work_if_job(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None, track: Sequence[str] = ()) -> None:
     """One of the processes of `--jobs` measures cells until none is left for it, and ends here."""
     from feddure.studies.grid import jobs
     from feddure.studies.grid.runner import GridStopped
 
     if jobs.is_job():
         try:
-            jobs.work(cells, store, _loader(data_dir, progress=False))
+            jobs.work(cells, store, _loader(data_dir, progress=False), track)
         except GridStopped as stopped:
             raise typer.Exit(stopped.exit_code) from None
         raise typer.Exit
@@ -84,6 +89,7 @@ def measure(
     jobs: int = 1,
     ray: str | None = None,
     report: Callable[[], None] | None = None,
+    track: Sequence[str] = (),
 ) -> "dict[str, Problem]":
     """Measure what is not measured yet; Ctrl-C keeps what is finished and says how to go on.
 
@@ -118,7 +124,7 @@ def measure(
         elif jobs > 1:
             ended = measure_in_jobs(left, store, min(jobs, len(left)), progress.look, progress.say)
         else:
-            runner.measure(left, store, _loader(data_dir), progress.look)
+            runner.measure(left, store, _loader(data_dir), progress.look, track=track)
     except (runner.GridStopped, KeyboardInterrupt) as asked:
         stopped = asked if isinstance(asked, runner.GridStopped) else runner.GridStopped(signal.SIGINT)
         progress.close()

@@ -2,14 +2,11 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from feddure.errors import ConfigError
-
-if TYPE_CHECKING:
-    from feddure.data.dataset import Dataset
 
 DataDir = Annotated[
     Path | None,
@@ -33,21 +30,15 @@ Init = Annotated[
     str | None,
     typer.Option("--init", metavar="MODEL", help="Start from this model: a finished run's folder or a .safetensors."),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option("--track", metavar="A,B", help="Report to mlflow, wandb or tensorboard (which runs always write)."),
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave image files out that cannot be read, and list them.")
 ]
-
-
-def expect_clients(clients: int | None, setting: str, images: "Dataset") -> None:
-    """Refuse a --clients that contradicts the sites of the data, which are the clients under --setting sites."""
-    if setting == "sites" and images.sites and clients not in (None, len(images.sites)):
-        raise ConfigError(
-            f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
-            f"--setting sites each is one client; leave --clients out, or deal all images to {clients} clients with "
-            "--setting iid-iid"
-        )
 
 
 def expect_writable(path: Path | None, option: str, *endings: str) -> None:

@@ -12,10 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure import config, plugins
-from feddure.cli.options import DataDir, expect_clients, expect_writable, make_folder_of
+from feddure.cli.options import DataDir, expect_writable, make_folder_of
 from feddure.data import sources
-from feddure.data.dataset import Dataset
-from feddure.data.partition import Partition, external_imbalance, internal_imbalance, make
+from feddure.data.partition import describe, expect_clients, make
 from feddure.errors import ConfigError
 
 CLIENTS = 20
@@ -115,7 +114,7 @@ def partition(
     if out is not None:
         make_folder_of(out, "--out")
         made.save(out)
-    report = _report(made, images)
+    report = describe(made, images)
     if as_json:
         print(json.dumps(report))
     else:
@@ -131,33 +130,6 @@ def _options(**fields: Any) -> config.PartitionOptions:
     except ConfigError as error:
         named = re.sub(r"\bpartition\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(error))
         raise ConfigError(named) from None
-
-
-def _report(made: Partition, images: Dataset) -> dict[str, Any]:
-    """All there is to know about a partition, as plain values."""
-    classes = len(images.classes)
-    clients = []
-    for number, counts in enumerate(zip(*made.counts(images.labels, classes), strict=True)):
-        client: dict[str, Any] = {"client": number}
-        if made.parameters["setting"] == "sites":
-            client["site"] = images.sites[number]
-        for kind, row in zip(_KINDS, counts, strict=True):
-            size = len(getattr(made, kind)[number])
-            absent = [name for name, held in zip(images.classes, row, strict=True) if not held]
-            client[kind] = size
-            client[f"{kind}_per_class"] = row.tolist()
-            # Among images of unknown class nobody can say what is absent.
-            client[f"absent_{kind}"] = absent if row.sum() == size else None
-        clients.append(client)
-    return {
-        "parameters": made.parameters,
-        "sha256": made.sha256,
-        "internal_imbalance": internal_imbalance(made, images.labels, classes),
-        "external_imbalance": external_imbalance(made, images.labels, classes),
-        "repairs": [repair._asdict() for repair in made.repairs],
-        "classes": list(images.classes),
-        "clients": clients,
-    }
 
 
 def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:

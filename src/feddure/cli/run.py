@@ -1,5 +1,6 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ def run(
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    track: options.Track = None,
     skip_damaged: options.SkipDamaged = False,
     allow_modules: options.AllowModules = False,
     data_dir: options.DataDir = None,
@@ -40,13 +42,16 @@ def run(
     feddure run --dataset my/images                            # your own: the preset recommended, fitted to them
     feddure run --dataset 'folder:my/images?size=64' --skip-damaged
     feddure run --dataset my/images --init runs/pretrained
+    feddure run --preset demo --track mlflow                   # with pip install 'feddure[mlflow]'; or wandb
     feddure run --out runs/mine --resume                       # after Ctrl-C, a kill or a power cut
     ```
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
         from feddure import api, data, plugins, recommended
+        from feddure.data.partition import expect_clients
         from feddure.simulation import runs
+        from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
@@ -66,14 +71,16 @@ def run(
     experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else api.default_folder(experiment)
+    observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
-    options.expect_clients(clients, experiment.partition.setting, images)
+    expect_clients(clients, experiment.partition.setting, images)
     console.print(f"run folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     finished_before = runs.is_finished(folder)
     if not resume and not folder.exists():
         own_images.say_plan([experiment], images, console.print)
     try:
-        finished = runs.execute(experiment, images, folder, resume)
+        finished = runs.execute(experiment, images, folder, resume, observers=observers)
     except runs.Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
@@ -81,3 +88,5 @@ def run(
         console.print("the run is finished already; nothing was trained")
     Console().print(summary_table(finished))
     plain_console().print(f"report: {folder / runs.REPORT_FILE}")
+    for name, place in tracker.places(folder):
+        plain_console().print(f"{name}: {place}")

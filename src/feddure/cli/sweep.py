@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddure.cli import grids
-from feddure.cli.options import AllowModules, DataDir, Init
+from feddure.cli.options import AllowModules, DataDir, Init, Track, names
 from feddure.cli.tables import plain_console, table
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def sweep(
     jobs: grids.Jobs = 1,
     ray: grids.Ray = None,
     dry_run: grids.DryRun = False,
+    track: Track = None,
     allow_modules: AllowModules = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -73,10 +74,11 @@ def sweep(
 
     wanted = study.read(file, init, allow_modules)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
-    grids.work_if_job(wanted.cells(), Store(folder), data_dir)
+    services = names("--track", track)
+    grids.work_if_job(wanted.cells(), Store(folder), data_dir, services)
     study.check_folder(wanted, folder)
     grids.check_merge(merge)
-    grids.check_places(ray, jobs)
+    grids.check_places(ray, jobs, services)
     if dry_run:
         merged = Store(folder, merge or ())
         _show_plan(wanted, merged)
@@ -86,7 +88,7 @@ def sweep(
         grids.check_data(wanted.cells(), Store(folder), data_dir)
     store = study.open_folder(wanted, folder)
     grids.merge_all(merge, store, wanted.cells())
-    failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store))
+    failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store), services)
     _report(wanted, store, grids.reasons(failed))
     grids.end_if_failed(failed, wanted.cells())
 

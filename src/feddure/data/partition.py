@@ -164,6 +164,16 @@ def check(options: config.PartitionOptions) -> None:
                 )
 
 
+def expect_clients(clients: int | None, setting: str, images: Dataset) -> None:
+    """Refuse a --clients that contradicts the sites of the data, which are the clients under --setting sites."""
+    if setting == "sites" and images.sites and clients not in (None, len(images.sites)):
+        raise ConfigError(
+            f"--clients {clients}: data set '{images.name}' has {len(images.sites)} sites, and under "
+            f"--setting sites each is one client; leave --clients out, or deal all images to {clients} clients with "
+            "--setting iid-iid"
+        )
+
+
 def _make_of_rest(dataset: Dataset, options: config.PartitionOptions, seed: int, share: float) -> Partition:
     """The partition of what is left when a share of the labelled images is set aside; of each site's, where they own.
 
@@ -221,6 +231,33 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
     # Over all pairs of n sorted values the i-th is added i times and subtracted n - 1 - i times: no n² here.
     signs = 2 * np.arange(clients) - (clients - 1)
     return max(0.0, float((signs @ np.sort(mixes, axis=0)).sum() / (clients * (clients - 1))))
+
+
+def describe(made: Partition, images: Dataset) -> dict[str, Any]:
+    """All there is to know about a partition, as plain values."""
+    classes = len(images.classes)
+    clients = []
+    for number, counts in enumerate(zip(*made.counts(images.labels, classes), strict=True)):
+        client: dict[str, Any] = {"client": number}
+        if made.parameters["setting"] == "sites":
+            client["site"] = images.sites[number]
+        for kind, row in zip(_KINDS, counts, strict=True):
+            size = len(getattr(made, kind)[number])
+            absent = [name for name, held in zip(images.classes, row, strict=True) if not held]
+            client[kind] = size
+            client[f"{kind}_per_class"] = row.tolist()
+            # Among images of unknown class nobody can say what is absent.
+            client[f"absent_{kind}"] = absent if row.sum() == size else None
+        clients.append(client)
+    return {
+        "parameters": made.parameters,
+        "sha256": made.sha256,
+        "internal_imbalance": internal_imbalance(made, images.labels, classes),
+        "external_imbalance": external_imbalance(made, images.labels, classes),
+        "repairs": [repair._asdict() for repair in made.repairs],
+        "classes": list(images.classes),
+        "clients": clients,
+    }
 
 
 def _deal(

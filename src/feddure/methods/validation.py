@@ -4,6 +4,7 @@ Each mistake is said in words, at the first moment that shows it: when the metho
 starts, or at the first step.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ def check_method(method: Method, name: str) -> Method:
     """The method itself if what its class says can be used."""
     if getattr(method.step, "__func__", None) is Method.step:
         raise ConfigError(f"method '{name}' has no step; write `def step(self, client, batch)`, which every method has")
+    _check_hooks(method, name)
     if not isinstance(method.needs, Needs):
         raise ConfigError(
             f"method '{name}': needs is {method.needs!r}, expected a feddure.Needs; "
@@ -32,6 +34,22 @@ def check_method(method: Method, name: str) -> Method:
             f"write memory = {example}"
         )
     return method
+
+
+def _check_hooks(method: Method, name: str) -> None:
+    """Refuse functions that cannot take what they are called with."""
+    for hook, base in vars(Method).items():
+        if hook.startswith("_") or not inspect.isfunction(base):
+            continue
+        wanted = [*inspect.signature(base).parameters][1:]
+        own = inspect.signature(getattr(method, hook))
+        try:
+            own.bind(*wanted)
+        except TypeError:
+            raise ConfigError(
+                f"method '{name}': {hook} takes ({', '.join(own.parameters)}), expected ({', '.join(wanted)}); write "
+                f"`def {hook}(self, {', '.join(wanted)})`"
+            ) from None
 
 
 def check_memory(method: Method, client: Client, name: str) -> None:

@@ -1,5 +1,7 @@
 """Networks: the built-in ones by name, a user's own by import path."""
 
+import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -7,7 +9,7 @@ import torch
 from torch import nn
 
 from feddure import plugins
-from feddure.errors import ConfigError, first_line
+from feddure.errors import ConfigError
 from feddure.nn.networks import ResNet8, ResNet9, SmallCNN, without_norms
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -19,7 +21,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 TITLES = {"resnet9": "ResNet-9", "resnet9-slim": "ResNet-9 slim", "resnet8": "ResNet-8", "cnn": "CNN"}
 """Networks as people write their names."""
 
-ARGUMENTS = (("channels", "classes"), ("in_channels", "num_classes"), ("in_chans", "num_classes"), ("num_classes",))
+ARGUMENTS = (("channels", "classes"), ("in_chans", "num_classes"), ("in_channels", "num_classes"), ("num_classes",))
 """What networks of users are called with: ours, or what torchvision and timm call the same."""
 
 _REGISTERED: dict[str, Callable[..., nn.Module]] = {}
@@ -50,14 +52,23 @@ def _call(maker: Callable[..., nn.Module], name: str, channels: int, classes: in
     """A network of the user's own, by whichever of `ARGUMENTS` it takes."""
     sizes = {"channels": channels, "in_channels": channels, "in_chans": channels}
     sizes |= {"classes": classes, "num_classes": classes}
-    problems = []
-    for names in ARGUMENTS:
+    taken = inspect.signature(maker)
+    passes_on = any(one.kind is one.VAR_KEYWORD for one in taken.parameters.values())
+    # What passes any argument on may also swallow those that it does not know, and then has 1000 classes.
+    unnamed = passes_on and not {"channels", "classes"} <= taken.parameters.keys()
+    for names in (*ARGUMENTS[1:], ARGUMENTS[0]) if unnamed else ARGUMENTS:
+        given = {argument: sizes[argument] for argument in names}
+        try:
+            taken.bind(**given)
+        except TypeError:
+            continue
         torch.manual_seed(seed)
         try:
-            return maker(**{argument: sizes[argument] for argument in names})
+            return maker(**given)
         except TypeError as error:
-            problems.append(error)
+            if not passes_on or not re.search(r"unexpected keyword argument|missing \d+ required", str(error)):
+                raise  # a mistake inside, which its own lines tell best
     raise ConfigError(
-        f"model '{name}' cannot be made ({first_line(problems[0])}); expected a class or function with the arguments "
-        "channels and classes, or num_classes as in torchvision and timm"
-    ) from problems[0]
+        f"model '{name}' takes ({', '.join(map(str, taken.parameters.values()))}), expected a class or function with "
+        "the arguments channels and classes, or num_classes as in torchvision and timm"
+    )

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from feddure.reports import style
+from feddure.reports import inline, style
 from feddure.reports.diagnostics import LAST_PROBES, LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
 from feddure.reports.style import LineStyle
 from feddure.tracking.metrics import TITLES
@@ -80,12 +80,14 @@ def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
         for curve in found:
             rounds, values = zip(*curve.points, strict=True)
             often = max(1, len(rounds) // 40)
-            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, **curve.fmt)
+            label = style.short(curve.label, _LONGEST_LABEL)
+            own: dict[str, Any] = {"color": curve.fmt["color"], "gid": inline.part_of(label)}
+            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, label=label, **curve.fmt)
             if curve.averaged:
-                axes.plot(*zip(*curve.averaged, strict=True), ":", color=curve.fmt["color"])
+                axes.plot(*zip(*curve.averaged, strict=True), ":", label=f"{label}, averaged", **own)
             if curve.band:
                 low, high = zip(*curve.band, strict=True)
-                axes.fill_between(rounds, low, high, color=curve.fmt["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(rounds, low, high, alpha=0.15, linewidth=0, **own)
         _rounds(axes, ticks=10)
         axes.set_title(title + (", dotted: averaged model" if any(curve.averaged for curve in found) else ""))
         if len(found) > 1:
@@ -102,11 +104,13 @@ def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float
         canvas = style.new_figure(width, 0.9 + _row(classes) * len(classes) + 0.06 * several * len(lines))
         axes: Axes | None = None
         for place, (title, values) in enumerate(panels.items(), 1):
-            axes = canvas.add_subplot(1, len(panels), place, sharey=axes)
+            axes = canvas.add_subplot(1, len(panels), place, sharey=axes, gid=inline.ALONG_Y)
             for line, shares in zip(lines, values, strict=True):
                 scaled = 100 * np.array(shares, dtype=float)
                 if several and len(scaled):
-                    axes.plot(scaled, rows, clip_on=False, **line.fmt | {"linestyle": "", "markersize": 6.5})
+                    label = style.short(line.label, _LONGEST_LABEL)
+                    dots = line.fmt | {"linestyle": "", "markersize": 6.5, "label": label}
+                    axes.plot(scaled, rows, clip_on=False, **dots)
                 elif len(scaled):
                     bars = axes.barh(rows, scaled, height=0.62, color=style.BLUE)
                     if len(classes) <= _MOST_NAMES:
@@ -160,7 +164,14 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure
         canvas = style.new_figure(side, side + 0.3)
         axes = style.bare(canvas.add_subplot())
         axes.pcolormesh(
-            shares, cmap="Blues", vmin=0, vmax=100, edgecolor="white", linewidth=0 if many else 1, rasterized=many
+            shares,
+            cmap="Blues",
+            vmin=0,
+            vmax=100,
+            edgecolor="white",
+            linewidth=0 if many else 1,
+            rasterized=many,
+            gid=inline.MAP,
         )
         places = style.thinned(len(classes), _MOST_NAMES)
         names = [style.short(classes[place], _LONGEST_CLASS) for place in places]
@@ -179,7 +190,7 @@ def write_values(axes: Axes, values: np.ndarray, form: str, bold: Any = (), midd
         value = values[row, column]
         text = NOTHING if np.isnan(value) else form.format(value)
         if text.strip("0."):
-            colour = "white" if value > middle else style.INK
+            colour = style.ON_DARK if value > middle else style.ON_LIGHT
             weight = "bold" if (row, column) in bold else "normal"
             axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=8, color=colour, weight=weight)
 
@@ -198,7 +209,7 @@ def training(lines: Sequence[Line], leave_out: Sequence[str] = ()) -> Figure | N
             axes = canvas.add_subplot(rows, columns, place)
             for line, table in zip(lines, tables, strict=True):
                 if name in table:
-                    _noisy(axes, table[name].dropna(), line.fmt)
+                    _noisy(axes, table[name].dropna(), line.fmt, style.short(line.label, _LONGEST_LABEL))
             axes.set_title(style.short(name.replace("_", " "), _LONGEST_LABEL))
             axes.yaxis.set_major_locator(MaxNLocator(4, steps=_TICKS))
             _rounds(axes, ticks=4)
@@ -318,7 +329,7 @@ def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, pd.DataFrame]]) ->
         longest = max((found for _, found in traces), key=len)
         if len(traces) > 1:
             for line, found in traces:
-                _noisy(axes, plot.scale * found[plot.solid[0]], line.fmt)
+                _noisy(axes, plot.scale * found[plot.solid[0]], line.fmt, style.short(line.label, _LONGEST_LABEL))
             style.legend(canvas, *_names([line for line, _ in traces], marker=""))
         else:
             _noisy(axes, plot.scale * longest[plot.solid[0]], {"color": style.BLUE}, plot.solid[1])
@@ -406,8 +417,8 @@ def _draw_probed(rounds: Axes, gaps: Axes, tests: Axes, place: int, one: Probed)
     tests.annotate(drift, (1.02, place), xycoords=("axes fraction", "data"), va="center", size=8, color=style.MUTED)
 
 
-def _noisy(axes: Axes, values: pd.Series, fmt: LineStyle, label: str = "") -> None:
-    axes.plot(values, color=fmt["color"], linewidth=0.7, alpha=0.35)
+def _noisy(axes: Axes, values: pd.Series, fmt: LineStyle, label: str) -> None:
+    axes.plot(values, color=fmt["color"], linewidth=0.7, alpha=0.35, gid=inline.part_of(label))
     axes.plot(running_mean(values), color=fmt["color"], linestyle=fmt.get("linestyle", "-"), label=label)
 
 

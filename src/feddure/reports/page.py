@@ -1,10 +1,14 @@
-"""Pages in one style: files that need nothing beside themselves, no network and no script.
+"""Pages in one style: files that need nothing beside themselves, and no network.
+
+They read without script; with it charts tell values, and their legends hide lines.
 
 A page is a heading with what to know first, headline numbers, and sections made of the parts below. Templates of
 other pages extend `page.html.j2`.
 """
 
 import base64
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +18,7 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from feddure.reports import style
+from feddure.reports import inline, style
 from feddure.version import VERSION
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
@@ -24,12 +28,14 @@ MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚",
 class Picture:
     """A figure as the page embeds it, and how to read it."""
 
-    source: str  # a data URI
     alt: str
     width: int
     height: int
     caption: str = ""
     reading: str = ""
+    svg: str = ""  # markup
+    values: str = ""  # that can be pointed at, as JSON
+    source: str = ""  # a data URI, where there is no SVG
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class Table:
     @property
     def swatches(self) -> list[tuple[str, str] | None]:
         """Colour and sign of each row."""
-        return [None if fmt is None else (fmt["color"], MARKS.get(fmt["marker"], "●")) for fmt in self.formats]
+        known = [fmt or {} for fmt in self.formats]
+        return [(style.themed(fmt["color"]), MARKS.get(fmt["marker"], "●")) if fmt else None for fmt in known]
 
 
 @dataclass(frozen=True)
@@ -104,20 +111,32 @@ def page(
     footer: Sequence[str] = (),
 ) -> str:
     """A page as HTML: `lead` has paragraphs with what they are about, `cards` (what, value, note)."""
-    about = {"kicker": kicker, "title": title, "lead": lead, "notes": notes, "cards": cards, "footer": footer}
-    return render("page.html.j2", sections=sections, **about)
+    about: dict[str, Any] = {"title": title, "lead": lead, "notes": notes, "cards": cards, "footer": footer}
+    return render("page.html.j2", kicker=kicker, sections=sections, **about)
 
 
-def render(template: str, **content: Any) -> str:
-    """A template of this package with its content; all text is escaped."""
-    return _environment().get_template(template).render(version=VERSION, **content)
+def render(template: str, live: str = "", **content: Any) -> str:
+    """A template of this package with its content; all text is escaped.
+
+    No script runs but `page.js`; on a `live` page another one of this package does too, and may ask the page's server.
+    """
+    loader = _environment().loader
+    assert loader is not None
+    text = "".join(loader.get_source(_environment(), name)[0] for name in ("page.js", live) if name)
+    allowed = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
+    policy += "; connect-src 'self'" * bool(live)
+    about = {"version": VERSION, "policy": policy, "script": text, "dark": style.DARK}
+    return _environment().get_template(template).render(about | content)
 
 
 def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
     """A figure as a page can hold it."""
     across, up = figure.get_size_inches()
-    source = f"data:image/svg+xml;base64,{_encoded(style.svg(figure))}"
-    return Picture(source, alt, round(100 * across), round(100 * up), caption, reading)
+    drawn = inline.svg(figure)
+    found = inline.values(figure)  # where axes lie is known now
+    values = json.dumps(found, separators=(",", ":"), allow_nan=False) if found["panels"] else ""
+    return Picture(alt, round(100 * across), round(100 * up), caption, reading, drawn, values)
 
 
 def table(frame: pd.DataFrame, **about: Any) -> Table:

@@ -4,6 +4,7 @@ Every bubble's area is proportional to a number of images. Up to 30 clients the 
 stand side by side, beyond that one above the other, each client in one column; crowds become a heat map.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from feddure.reports import style
+from feddure.reports import inline, style
 from feddure.tracking.records import Record
 
 SIDE_BY_SIDE = 30
@@ -62,7 +63,7 @@ def figure(about: Record, dataset: str) -> Figure:
         if not crowded:
             canvas.draw_without_rendering()  # a bubble's size depends on that of its axes
             for number, (axes, counts) in enumerate(zip(every.flat, panels, strict=True)):
-                draw(axes, counts, _COLOURS[number])
+                draw(axes, counts, _COLOURS[number], names)
     return canvas
 
 
@@ -78,7 +79,7 @@ def class_counts(about: Record) -> tuple[list[str], np.ndarray, np.ndarray]:
     return names, labelled, unlabelled
 
 
-def draw(axes: Axes, counts: np.ndarray, colour: str) -> None:
+def draw(axes: Axes, counts: np.ndarray, colour: str, names: Sequence[str]) -> None:
     """Bubbles of the counts [client, row] in axes that have their size, and what their areas mean above them."""
     clients, classes = counts.shape
     box = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())
@@ -94,7 +95,11 @@ def draw(axes: Axes, counts: np.ndarray, colour: str) -> None:
     scale = min((0.95 * up) ** 2 / held.max(), (0.92 * across) ** 2 / np.quantile(held, 0.75))
     fmt: dict[str, Any] = {"color": colour, "alpha": 0.7}
     client, row = np.nonzero(counts)
-    axes.scatter(client, row, s=scale * counts[client, row], linewidths=0, clip_on=False, **fmt)
+    said = [
+        f"client {one}, {names[place]}: {counts[one, place]:,} images" for one, place in np.argwhere(counts).tolist()
+    ]
+    sizes_of = scale * counts[client, row]
+    axes.scatter(client, row, s=sizes_of, linewidths=0, clip_on=False, gid=inline.saying(said), **fmt)
     sizes = _round_numbers(int(held.max())) if held.min() < held.max() else [int(held[0])]
     widths = [(scale * size) ** 0.5 for size in sizes]
     legend = axes.legend(
@@ -126,7 +131,7 @@ def _title(about: Record, dataset: str, reading: str) -> tuple[str, str]:
 def _heat_map(axes: Axes, counts: np.ndarray, colours: str) -> None:
     largest = max(1, int(counts.max()))
     # The square root keeps small numbers apart; a few clients hold most images.
-    shown = axes.imshow(counts.T, colours, PowerNorm(0.5, 0, largest), aspect="auto")
+    shown = axes.imshow(counts.T, colours, PowerNorm(0.5, 0, largest), aspect="auto", gid=inline.MAP)
     axes.grid(False)
     axes.figure.colorbar(shown, ax=axes, label="images", ticks=[0, *_round_numbers(largest)], fraction=0.03, pad=0.01)
 

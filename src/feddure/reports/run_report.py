@@ -1,6 +1,6 @@
 """One HTML file that shows what runs did: headline numbers, curves, classes, partition, configuration.
 
-The file needs nothing beside itself, no network and no script; equal runs give equal files.
+The file needs nothing beside itself and no network, and reads without script; equal runs give equal files.
 """
 
 from collections import Counter

@@ -4,7 +4,6 @@ Figures are plain `matplotlib.figure.Figure` objects drawn by Agg; nothing touch
 """
 
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -39,6 +38,23 @@ LABELLED_MAP, UNLABELLED_MAP = "Blues", "Oranges"
 """For quantities: one hue each, told apart by lightness alone; dark is much."""
 
 INK, MUTED, GRID = "#222222", "#666666", "#E4E4E4"
+
+ON_LIGHT, ON_DARK = "#232323", "#FEFEFE"
+"""For numbers in the cells of a map."""
+
+DARK = {
+    **{
+        INK: "#E7E9EB",
+        MUTED: "#9AA3AD",
+        GRID: "#31373E",
+        ON_LIGHT: "#E7E9EC",
+        ON_DARK: "#14171B",
+        "#FFFFFF": "#1E2227",
+    },
+    **{BLUE: "#4BA6E0", GREEN: "#19BF92", VERMILION: "#F2803C", PURPLE: "#DD9CC0", BLACK: "#F4F4F4"},
+    **{INDIGO: "#9D92F0", WINE: "#DB7BA2", BROWN: "#C79468"},
+}
+"""What a page shows in the place of these colours where its reader's screen is dark; the others stay."""
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -90,12 +106,6 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-
-# matplotlib writes a bubble as eight curves from its top through its bottom.
-_CIRCLE = re.compile(
-    r'<path d="M (?P<x>\S+) (?P<top>\S+) \n(?:C [-\d. ]+\n){3}C (?:\S+ ){4}(?P=x) (?P<bottom>\S+) \n'
-    r'(?:C [-\d. ]+\n){4}z\n"(?= style=)'
-)
 
 
 def line_styles(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LineStyle]:
@@ -196,19 +206,17 @@ def thinned(count: int, most: int) -> range:
     return range(0, count, max(1, -(-count // most)))
 
 
-def render(figure: Figure, ending: str, dots_per_inch: int = 150) -> bytes:
-    """The figure as the bytes of a png, svg or pdf file."""
+def render(figure: Figure, ending: str, dots_per_inch: int = 150, own_font: bool = True) -> bytes:
+    """The figure as the bytes of a png, svg or pdf file; an svg may leave the font of its text to its reader."""
     buffer = io.BytesIO()
-    with applied():
+    with style.context(_SETTINGS | ({} if own_font else {"svg.fonttype": "none"})):
         figure.savefig(buffer, format=ending, dpi=dots_per_inch, metadata=_METADATA[ending])
     return buffer.getvalue()
 
 
-def svg(figure: Figure) -> str:
-    """The figure as SVG, a fraction of matplotlib's size: no invisible digits, and circles as circles."""
-    text = render(figure, "svg").decode()
-    text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text[text.index("<svg") :])
-    return _CIRCLE.sub(_circle, text)
+def themed(colour: str) -> str:
+    """A colour as CSS that a dark page may replace."""
+    return f"var(--{colour[1:].lower()},{colour.lower()})" if colour.upper() in DARK else colour
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -217,8 +225,3 @@ def save(figure: Figure, path: Path) -> None:
     if ending not in FORMATS:
         raise ConfigError(f"{path}: expected the name of a figure to end in .png, .svg or .pdf")
     write_whole(path, render(figure, ending), ConfigError)
-
-
-def _circle(match: re.Match[str]) -> str:
-    top, bottom = float(match["top"]), float(match["bottom"])
-    return f'<circle cx="{match["x"]}" cy="{(top + bottom) / 2:.2f}" r="{abs(top - bottom) / 2:.2f}"'

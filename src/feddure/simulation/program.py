@@ -113,7 +113,8 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
     except Exception as error:
         raise ConfigError(
             f"model '{name}' cannot take images of {height} × {width} pixels with {channels} channels "
-            f"({first_line(error)}); use another network or another size of images"
+            f"({first_line(error)}); use another network, or other images: those of a "
+            "folder may be read as folder:PATH?size=64&channels=3"
         ) from error
     finally:
         module.train()

@@ -22,7 +22,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
-from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError, first_line
 from feddure.files import is_text, readable, write_json, write_whole
 from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
@@ -34,10 +34,13 @@ from feddure.simulation.server import Server
 from feddure.tracking import records
 from feddure.tracking.console import console_observer
 from feddure.tracking.observer import Observer
+from feddure.tracking.summary import summarise
 from feddure.tracking.tensorboard import TensorBoard
 
 PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
 LOCK_FILE = ".lock"
+FAILURE_FILE = "failure.json"
+"""Why an error ended the run, for who watches it; gone once the run goes on."""
 
 
 class Interrupted(RunError):
@@ -71,7 +74,7 @@ def execute(
     engine = engine or Engine(experiment.engine)
     resumes = (folder / checkpoint.FILE).exists()
     federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine, resumes)
-    with lock(folder):
+    with lock(folder), ExitStack() as closing:
         if not resume:
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile
         checkpoint.read(federation.server, folder)
@@ -81,22 +84,41 @@ def execute(
             console = console_observer()
             console.begin(experiment.rounds, federation.round)
             watching.append(console)
-        _train(federation, folder, watching, resume_command)
-        _expect_learned(folder)
-        write_models(federation.server, folder)
-        write_report([folder], folder / REPORT_FILE)
-    return records.read_run(folder)
+        for observer in watching:
+            closing.callback(observer.close)
+        with _noting_failure(folder):
+            _train(federation, folder, watching, resume_command)
+            _expect_learned(folder)
+            write_models(federation.server, folder)
+            write_report([folder], folder / REPORT_FILE)
+        finished = records.read_run(folder)
+        for observer in watching:
+            observer.run_done(summarise(finished.metrics, finished.timing, experiment.metric), folder)
+    return finished
 
 
 def _train(federation: Federation, folder: Path, observers: Sequence[Observer], resume_command: str) -> None:
-    with stopping() as stop, ExitStack() as closing:
-        for observer in observers:
-            closing.callback(observer.close)
+    with stopping() as stop:
         try:
             run(federation, observers, stop)
         except Stopped:
             checkpoint.write(federation.server, folder)
             raise Interrupted(folder, federation.round, stop.signal, resume_command) from None
+
+
+@contextmanager
+def _noting_failure(folder: Path) -> Iterator[None]:
+    path = folder / FAILURE_FILE
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, FeddureError) else first_line(error)
+        with suppress(RunError):  # a full disk has room for no words
+            write_json(path, {"error": said}, RunError)
+        raise
 
 
 def _expect_learned(folder: Path) -> None:

@@ -7,7 +7,7 @@ seed by seed, whether it differs from a reference method by more than chance.
 import itertools
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,10 @@ from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid.failures import Problem
-from feddure.tracking import records
+from feddure.tracking import records, tracker
 from feddure.tracking.console import console_observer
+from feddure.tracking.observer import Observer
+from feddure.tracking.tracker import trackers
 
 if TYPE_CHECKING:
     from feddure.studies.compare_report import View
@@ -129,20 +131,30 @@ class Comparison:
 
 
 def compare(
-    plan: Plan, experiment: Experiment, dataset: Dataset, folder: Path, resume: bool = False, progress: bool = True
+    plan: Plan,
+    experiment: Experiment,
+    dataset: Dataset,
+    folder: Path,
+    resume: bool = False,
+    progress: bool = True,
+    track: Sequence[str] = (),
 ) -> Comparison:
     """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
-    with it.
+    with it. `track` names services that every run is reported to.
     """
     from feddure.studies import compare_report  # it knows the plan
 
     wanted = check(plan, experiment, folder, resume)
+    tracker.expect(track)
     with runs.lock(folder):
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
-        failed = _train(wanted, dataset, resume_command(folder, plan, experiment), resume, progress)
+        command = resume_command(folder, plan, experiment)
+        failed = _train(
+            wanted, dataset, command, resume, progress, lambda path: trackers(track, path, folder.resolve().name)
+        )
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
@@ -172,7 +184,12 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
 
 
 def _train(
-    wanted: Mapping[Path, Experiment], dataset: Dataset, resume_command: str, resume: bool, progress: bool
+    wanted: Mapping[Path, Experiment],
+    dataset: Dataset,
+    resume_command: str,
+    resume: bool,
+    progress: bool,
+    observers_of: Callable[[Path], Sequence[Observer]],
 ) -> dict[str, Problem]:
     """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
     left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
@@ -192,7 +209,7 @@ def _train(
                 name = f"{known_methods.title(method)}, seed {experiment.seed} ({number} of {len(left)})"
                 console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
             try:
-                observers = [console] if console else []
+                observers = [*observers_of(path), *([console] if console else [])]
                 runs.execute(
                     experiment, dataset, path, resume, False, observers, engine=engine, resume_command=resume_command
                 )

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from feddure import methods as known_methods
-from feddure.reports import frame, style
+from feddure.reports import frame, inline, style
 from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
 from feddure.tracking.records import Run
@@ -148,7 +148,7 @@ def figure(found: Joining) -> Figure:
             for method, both in best.items():
                 kept = both[[f"{test}_alone", f"{test}_joined"]].dropna()
                 dots = formats[method, ""] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
-                axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], **dots)
+                axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], gid=inline.part_of(known_methods.title(method)), **dots)
             axes.plot([low, high], [low, high], "-", color=style.MUTED, linewidth=1, zorder=0)
             axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="alone", ylabel="joined")
             axes.set_title(f"Accuracy on {_PLACES[test]}, %")

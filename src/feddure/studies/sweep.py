@@ -7,7 +7,7 @@ every combination of some values (`grid`) and named changes (`cases`) on every s
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,18 @@ def read(file: Path, init: str | None = None, allow_modules: bool = False) -> Sw
         if str(error).startswith(f"{file}: "):
             raise
         raise type(error)(f"{file}: {error}") from None
+
+
+def from_tree(tree: Mapping[str, Any], init: str | None = None) -> Sweep:
+    """The sweep that Python values describe as a file would; modules that they name are the user's own word."""
+    plain = dict(tree)
+    try:
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"only texts, numbers, true/false, lists and mappings can stand in a sweep ({error})"
+        ) from None
+    return _expand(Path("sweep.yaml"), text, plain, init, allow_modules=True)
 
 
 def check_folder(sweep: Sweep, folder: Path) -> None:

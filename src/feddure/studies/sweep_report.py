@@ -21,7 +21,7 @@ from feddure import experiments
 from feddure.config import DIRICHLET
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import figures, frame, names, style
+from feddure.reports import figures, frame, inline, names, style
 from feddure.reports.frame import Difference, Spread, mean_sd, signed
 from feddure.reports.page import Code, Group, Section, Text, embed, page, table
 from feddure.studies.grid.store import Store
@@ -413,6 +413,7 @@ def draw(found: Sequence[Leaderboard]) -> Figure:
         canvas = style.new_figure(figures.WIDE, height)
         panels = canvas.subplots(len(drawn), 1, sharex=True, squeeze=False, height_ratios=[n + 0.5 for n in lengths])
         for axes, (name, rows) in zip(panels.flat, drawn, strict=True):
+            axes.set_gid(inline.ALONG_Y)
             _ranked(axes, rows[:most])
             axes.set_title(style.short(name, _LONGEST))
         panels[-1, 0].set_xlabel(f"{_ranked_by(found)}, %, {frame.mean_of(_every(found), spelled_out=True)}")
@@ -427,7 +428,8 @@ def _ranked(axes: Axes, rows: Sequence[Row]) -> None:
         seeds = list(row.measured[f"{row.ranks_by}_last10"])
         if len(seeds) > 1:
             axes.plot(seeds, [place] * len(seeds), "o", markerfacecolor="none", color=colour, alpha=0.5)
-        axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, fmt="o", markersize=6, color=colour, capsize=3)
+        fmt: dict[str, Any] = {"fmt": "o", "markersize": 6, "capsize": 3, "color": colour, "label": "mean"}
+        axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, **fmt)
     axes.set_yticks(range(len(rows)), [style.short(row.point.name, _LONGEST) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -465,9 +467,9 @@ def _lines(key: str, data: pd.DataFrame, several: bool, ranked_by: str) -> Figur
     with style.applied():
         canvas = style.new_figure(figures.WIDE, 3.8 + 0.06 * len(groups))
         axes = canvas.add_subplot()
-        for (_, own), fmt in zip(groups, formats, strict=True):
+        for (name, own), fmt in zip(groups, formats, strict=True):
             own = own.sort_values(key)
-            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, **fmt)
+            axes.errorbar(own[key], own["mean"], own["sd"], capsize=2.5, elinewidth=1, label=str(name), **fmt)
         if values[0] > 0 and values[-1] / values[0] >= _WIDE_RANGE:
             axes.set_xscale("log")
         axes.set_xticks(values, [names.shown(key, value) for value in values])
@@ -484,7 +486,7 @@ def _maps(keys: Sequence[str], data: pd.DataFrame, title: str) -> Figure:
     """One map for each group with the same colours in all; a combination that is not measured stays white."""
     columns, lines = (sorted(set(data[key])) for key in keys)
     low, high = data["mean"].min(), data["mean"].max()
-    formats: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1}
+    formats: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 1, "gid": inline.MAP}
     formats |= {"vmin": low - 0.25 * (high - low) - 1e-9, "vmax": high}
     groups = list(data.groupby("group", sort=False))
     width = 0.75 * len(columns) + 1.2

@@ -1,5 +1,6 @@
-"""What watches rounds: records on disk, checkpoints, a progress bar, TensorBoard, and whatever a user adds."""
+"""What watches rounds: records on disk, checkpoints, a progress bar, trackers, and what a user adds."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -14,6 +15,9 @@ class Observer:
 
     def round_done(self, federation: Any, record: dict[str, Any], seconds: float) -> None:
         """A round has been aggregated, and evaluated where due."""
+
+    def run_done(self, summary: Any, folder: Path) -> None:
+        """All rounds are done: `summary` has the run's numbers, `folder` its files, with model and report."""
 
     def close(self) -> None:
         """No further round comes: the run is over, was stopped, or has failed."""

@@ -39,6 +39,21 @@ def test_a_registered_function_is_loaded_by_its_name_and_checked(registry):
         sources.load("broken")
 
 
+def test_a_function_is_told_where_data_live(registry, tmp_path):
+    asked = []
+
+    def reads(data_dir, size=160):
+        asked.append(data_dir)
+        return tiny.dataset(size)
+
+    sources.register("reads", reads)
+    sources.load("reads", tmp_path)
+    assert asked == [tmp_path]
+    sources.register("odd", lambda where: tiny.dataset())
+    with pytest.raises(DataError, match=r"takes \(where\), expected none or data_dir"):
+        sources.load("odd")
+
+
 @pytest.mark.parametrize("name", ["cifar10", "a:b", "", "a?b"])
 def test_a_name_that_is_taken_or_reads_as_something_else_is_refused(registry, name):
     with pytest.raises(DataError, match="data set name"):

@@ -51,9 +51,9 @@ def trained(monkeypatch):
     found = []
     real = Lanes.run
 
-    def run(self, tasks):
+    def run(self, tasks, meanwhile):
         found.extend(task.key[:2] for task in tasks)
-        return real(self, tasks)
+        return real(self, tasks, meanwhile)
 
     monkeypatch.setattr(Lanes, "run", run)
     return found

@@ -1,9 +1,10 @@
 """Readers of data sets: a name becomes a `Dataset`.
 
 A name is one of the built-in ones, `folder:PATH`, `npz:PATH`, `package.module:function` for a function
-without arguments that returns a `Dataset`, or a name given to `register`.
+that returns a `Dataset`, or a name given to `register`. A function with an argument `data_dir` is told where data live.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def sources() -> list[Source]:
     return list(_SOURCES.values())
 
 
-def register(name: str, function: Callable[[], Dataset]) -> None:
+def register(name: str, function: Callable[..., Dataset]) -> None:
     """Give a name to a function that returns a data set."""
     if not name or ":" in name or "?" in name:
         raise DataError(f"data set name '{name}': expected a name without ':' and '?'")
@@ -50,7 +51,7 @@ def register(name: str, function: Callable[[], Dataset]) -> None:
     _SOURCES[name] = Source(
         name=name,
         about=f"registered: {getattr(function, '__qualname__', function)}",
-        load=lambda data_dir, progress: _call(function, name),
+        load=lambda data_dir, progress: _call(function, name, data_dir),
         find=lambda data_dir: None,
     )
 
@@ -72,13 +73,14 @@ def read(
     `skip_damaged` leaves damaged files out, as the option of that name does.
     """
     kind, colon, rest = name.partition(":")
+    data_dir = default_data_dir() if data_dir is None else data_dir
     if not colon:
-        return find_source(name).load(default_data_dir() if data_dir is None else data_dir, progress), None
+        return find_source(name).load(data_dir, progress), None
     if kind == "folder":
         return folder.read(rest, progress, skip_damaged)
     if kind == "npz":
         return npz.read(rest, progress)
-    return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name), None
+    return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name, data_dir), None
 
 
 def resolve(name: str, skip_damaged: bool = False) -> str:
@@ -113,8 +115,18 @@ def find_source(name: str) -> Source:
     raise DataError(f"there is no data set '{name}'; there are: {known}{hint}")
 
 
-def _call(function: Callable[[], Dataset], name: str) -> Dataset:
-    dataset = function()
+def _call(function: Callable[..., Dataset], name: str, data_dir: Path) -> Dataset:
+    """A user's own data set; the function gets `data_dir` if it has an argument of this name."""
+    taken = inspect.signature(function)
+    given = {"data_dir": data_dir} if "data_dir" in taken.parameters else {}
+    try:
+        taken.bind(**given)
+    except TypeError:
+        raise DataError(
+            f"data set '{name}': the function takes ({', '.join(taken.parameters)}), expected none or data_dir, the "
+            "folder of --data-dir; give the others defaults"
+        ) from None
+    dataset = function(**given)
     if not isinstance(dataset, Dataset):
         raise DataError(f"data set '{name}': the function returned a {type(dataset).__name__}, expected a Dataset")
     return check(dataset, f"data set '{name}'")

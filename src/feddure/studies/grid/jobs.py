@@ -28,11 +28,11 @@ def is_job() -> bool:
     return JOB in os.environ
 
 
-def work(cells: Sequence[Cell], store: Store, load: Load) -> None:
+def work(cells: Sequence[Cell], store: Store, load: Load, track: Sequence[str] = ()) -> None:
     """What such a process does; it ends with its parent, and keeps what it has under way."""
     command = os.environ[JOB]
     parent = int(command.partition("-")[0])
-    measure(cells, store, load, command=command, orphaned=lambda: os.getppid() != parent)
+    measure(cells, store, load, command=command, orphaned=lambda: os.getppid() != parent, track=track)
 
 
 def measure_in_jobs(

@@ -5,9 +5,10 @@ has compiled, else of one that no other process of this machine trains. An error
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,9 +25,10 @@ from feddure.simulation.runs import stopping
 from feddure.studies.grid import failures
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import OWN_CODE, Cell, Measurement, Store, empty, named, unmeasured
-from feddure.tracking import records
+from feddure.tracking import records, tracker
 from feddure.tracking.observer import Observer
-from feddure.tracking.summary import evaluations, summarise
+from feddure.tracking.summary import Summary, evaluations, summarise
+from feddure.tracking.tensorboard import TensorBoard
 
 CHECKPOINT_SECONDS = 300.0
 """A kill costs a cell at most about this much of its time."""
@@ -56,14 +58,15 @@ def measure(
     command: str = "",
     orphaned: Callable[[], bool] = lambda: False,
     engine: Engine | None = None,
+    track: Sequence[str] = (),
 ) -> None:
     """Measure all cells that are not finished, have not failed and that no other process is working on.
 
     What has failed is in the store. `look` is called after every round and cell, for who shows progress. `command` is
     the same for processes that were started as one; they end when they are `orphaned`. An `engine` brings what it has
-    compiled.
+    compiled. `track` names services that every cell is reported to.
     """
-    worker = _Worker(store, load, look, command or new_command(), orphaned, engine)
+    worker = _Worker(store, load, look, command or new_command(), orphaned, engine, track)
     waiting = unmeasured(cells, store)
     programs = {cell.hash: program_of(cell) for cell in waiting}
     while waiting:
@@ -96,6 +99,7 @@ class _Worker:
     command: str
     orphaned: Callable[[], bool]
     engine: Engine | None = None
+    track: Sequence[str] = ()
     program: str | None = None  # that the engine has compiled last
 
     def take(self, cell: Cell) -> None:
@@ -147,9 +151,14 @@ class _Worker:
 
     def _measure(self, cell: Cell, engine: Engine) -> None:
         under_way = _UnderWay(cell, self, self.load(cell.experiment.dataset), engine)
-        with closing(under_way), stopping() as stop:
+        observers = [*self._trackers(cell, under_way.federation), under_way]
+        with ExitStack() as closing, stopping() as stop:
+            for observer in observers:
+                closing.callback(observer.close)
             try:
-                run(under_way.federation, [under_way], lambda: stop() or self.orphaned())
+                run(under_way.federation, observers, lambda: stop() or self.orphaned())
+                for observer in observers:
+                    observer.run_done(under_way.summary, self.store.unfinished(cell.hash))
             except Stopped:
                 under_way.checkpoint()
                 raise GridStopped(stop.signal) from None
@@ -157,6 +166,16 @@ class _Worker:
                 if stop():  # asked in the very step that failed: no other cell is begun
                     raise GridStopped(stop.signal) from None
                 raise
+
+    def _trackers(self, cell: Cell, federation: Federation) -> list[Observer]:
+        """What they keep on this machine is beside the cells: the folder of a cell goes when it is finished."""
+        experiment, folder = cell.experiment, self.store.folder
+        name = " ".join(filter(None, [experiment.method, f"seed={experiment.seed}", cell.options]))
+        found = tracker.trackers(self.track, self.store.unfinished(cell.hash), folder.resolve().name, name, folder)
+        if "tensorboard" in self.track:
+            events = folder / "tensorboard" / re.sub(r"[^\w.=-]", "_", name)
+            found.append(TensorBoard(events, federation.dataset.classes))
+        return found
 
 
 class _UnderWay(Observer):
@@ -181,6 +200,7 @@ class _UnderWay(Observer):
         self.federation.prepare()
         self._build_seconds = time.perf_counter() - began
         self._score: float | None = None
+        self.summary: Summary | None = None  # of the finished cell
         self._due = time.monotonic() + CHECKPOINT_SECONDS
         with failures.writing(self._folder):
             self._recorder = records.Recorder(self._folder, self.federation.round)
@@ -218,7 +238,8 @@ class _UnderWay(Observer):
 
     def _measurement(self) -> Measurement:
         metrics = records.read(self._folder / records.METRICS)
-        found = summarise(metrics, records.read(self._folder / records.TIMING))
+        timing = records.read(self._folder / records.TIMING)
+        found = self.summary = summarise(metrics, timing, self._cell.experiment.metric)
         accuracy = found.scores["accuracy"]
         averaged = dict(evaluations(metrics, "accuracy", "test_ema"))
         ways = sorted({way for record in metrics for way in record["communication"]})

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
-from feddure.reports import frame, partition_figure, style
+from feddure.reports import frame, inline, partition_figure, style
 from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.numbers import method_name
 from feddure.studies.paper.plan import STUDIES
@@ -86,6 +86,7 @@ def _beside_paper(rows: Sequence[Row]) -> Figure:
 
 def _dots(axes: Axes, column: Sequence[Row | None]) -> None:
     """Ours with its deviation, the paper's, and a thin line between them."""
+    axes.set_gid(inline.ALONG_Y)
     for place, row in enumerate(column):
         if row is None:
             continue
@@ -95,9 +96,16 @@ def _dots(axes: Axes, column: Sequence[Row | None]) -> None:
             axes.plot([row.last10.mean, row.paper], [place, place], color=style.MUTED, linewidth=0.9, alpha=0.55)
         if row.paper is not None:
             # An empty diamond in front: both can be seen where they agree.
-            axes.plot(row.paper, place, "D", markersize=6.5, markerfacecolor="none", markeredgecolor=PAPER, zorder=4)
+            diamond: dict[str, Any] = {
+                "markersize": 6.5,
+                "markerfacecolor": "none",
+                "markeredgecolor": PAPER,
+                "label": "the paper's",
+            }
+            axes.plot(row.paper, place, "D", zorder=4, **diamond)
         if row.last10 is not None:
-            axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, fmt="o", markersize=5, color=OURS, capsize=2.5)
+            dot: dict[str, Any] = {"fmt": "o", "markersize": 5, "color": OURS, "capsize": 2.5, "label": "ours"}
+            axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, **dot)
     # A row's own accuracies of labels-only training, or what rows without one are compared with.
     known = [row.accuracies if row.method == REFERENCE else row.reference for row in column if row is not None]
     labels_only = max(known, key=len, default={})
@@ -127,7 +135,8 @@ def _curves(rows: Sequence[Row]) -> Figure:
             (line,) = axes.plot(rounds, mean, label=_legend_name(row.method, row.changes), **fmt)
             if len(values) > 1:
                 sd = values.std(axis=0, ddof=1)
-                axes.fill_between(rounds, mean - sd, mean + sd, color=fmt["color"], alpha=0.12, linewidth=0)
+                own = inline.part_of(str(line.get_label()))
+                axes.fill_between(rounds, mean - sd, mean + sd, color=fmt["color"], alpha=0.12, linewidth=0, gid=own)
             ends.append((mean[-1], line))
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
@@ -164,7 +173,7 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
         axes.set_ylabel("test accuracy, %")
         for line, fmt in formats.items():
             own = {row.value: row for row in panel if (row.method, row.changes) == line}
-            _line(axes, values, own, fmt, hollow)
+            _line(axes, values, own, fmt | {"label": _legend_name(*line)}, hollow)
     handles = [Line2D([], [], **fmt) for fmt in formats.values()]
     style.legend(canvas, [_legend_name(*line) for line in formats], handles)
     note = f"{frame.mean_of(runs_of(rows), True)}; {_over_seeds(rows)}" + " (hollow: one seed)" * hollow
@@ -183,8 +192,8 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], fmt: styl
     axes.errorbar(values, mean, sd, capsize=3, elinewidth=1.0, **fmt)
     single = np.isnan(sd) & ~np.isnan(mean)
     if hollow and single.any():
-        points = fmt | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5}
-        axes.plot(np.array(values)[single], mean[single], **points)
+        points = fmt | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5, "label": ""}
+        axes.plot(np.array(values)[single], mean[single], gid=inline.part_of(fmt["label"]), **points)
 
 
 def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
@@ -209,7 +218,7 @@ def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
                 axes.set_xlabel("client")
                 axes.set_xticks(range(0, clients, 2))
                 axes.tick_params(length=0)
-                drawn.append((axes, counts[:clients], colour))
+                drawn.append((axes, counts[:clients], colour, dataset.classes))
         canvas.draw_without_rendering()
         canvas.set_layout_engine("none")  # bubbles are as large as the axes now allow
         for each in drawn:

@@ -317,7 +317,7 @@ def _theory_page(folder: Path) -> str:
         source = f"data:image/png;base64,{base64.b64encode((folder / 'theory.png').read_bytes()).decode()}"
         alt = "The theorems' quantities and their controls against the number of steps"
         across, up = theory_report.FIGURE_SIZE
-        pictures.append(Picture(source, alt, round(100 * across), round(100 * up)))
+        pictures.append(Picture(alt, round(100 * across), round(100 * up), source=source))
     verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
     table = page.table(theory_report.table(report).drop(columns="verdict"))
     sections = [

@@ -1,0 +1,267 @@
+"""The live page over HTTP: it tells what a folder does while it grows, and nothing to anybody else."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pytest
+import yaml
+
+import folders
+import tiny
+import waiting
+from feddure.cli.watch import watch
+from feddure.errors import ConfigError, RunError
+from feddure.simulation import runs
+from feddure.studies.grid.failures import Problem
+from feddure.studies.grid.store import Cell, Store
+from feddure.tracking.observer import Observer
+from feddure.tracking.records import Writer
+from feddure.watch import folder as watched_folder
+from feddure.watch.folder import Folder
+from feddure.watch.server import Server
+
+
+@contextmanager
+def serving(root, monkeypatch):
+    monkeypatch.setattr("feddure.watch.server._SECONDS_BETWEEN_LOOKS", 0.0)
+    with Server(Folder(root)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with serving(tmp_path, monkeypatch) as made:
+        yield made
+
+
+def ask(server, target, method="GET", host=None):
+    """Status, headers and content."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request(method, target, headers={"Host": host or f"127.0.0.1:{server.server_port}"})
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers, content
+
+
+def state(server, after=0):
+    status, _, content = ask(server, f"/state?after={after}")
+    assert status == 200
+    return json.loads(content)
+
+
+def write_run(folder, rounds=4, metrics=(), **about):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"method": "feddure", "rounds": rounds, **about}))
+    add(folder, *metrics)
+    return folder
+
+
+def add(folder, *metrics):
+    with Writer(folder / "metrics.jsonl") as writer, Writer(folder / "timing.jsonl") as timing:
+        for one in metrics:
+            writer.write({"clients": [0], "steps": [5], **one})
+            timing.write({"round": one["round"], "seconds": 2.0})
+
+
+def test_a_run_is_followed_from_its_first_round_to_its_report(tmp_path, server, quiet):
+    assert state(server)["names"] == []
+    seen = []
+
+    class Asking(Observer):
+        def round_done(self, federation, record, seconds):
+            seen.append(state(server)["changed"]["mine"])
+
+    experiment = tiny.experiment(rounds=3)
+    runs.execute(experiment, folders.IMAGES, tmp_path / "mine", progress=False, observers=[Asking()])
+    assert [(one["status"], one["round"], one["rounds"]) for one in seen] == [("running", n, 3) for n in (1, 2, 3)]
+    assert [len(one["curves"]["test"]) for one in seen] == [1, 2, 3]
+    assert seen[1]["left"] > 0
+    assert all("trained" in text for _, _, text, _ in seen[-1]["clients"])
+    last = state(server)["changed"]["mine"]
+    assert last["status"] == "finished"
+    assert last["report"]
+    status, headers, content = ask(server, "/report/mine")
+    assert (status, content) == (200, "report")
+    assert headers["Content-Security-Policy"].startswith("sandbox")
+
+
+def test_only_what_is_new_is_read_and_sent(tmp_path, server, monkeypatch):
+    parsed, parse = [], watched_folder._record
+    monkeypatch.setattr(watched_folder, "_record", lambda line: parsed.append(line) or parse(line))
+    old = write_run(tmp_path / "old", metrics=[{"round": 1}])
+    new = write_run(tmp_path / "new", metrics=[{"round": 1, "test": {"accuracy": 0.25}}])
+    first = state(server)
+    assert set(first["changed"]) == {"old", "new"}
+    assert state(server, first["version"])["changed"] == {}
+    parsed.clear()
+    with (new / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "clients": [], "test": {"accuracy": 0.5}}\n{"round": 3, "te')
+    second = state(server, first["version"])
+    assert second["changed"]["new"]["curves"]["test"] == [[1, 25.0], [2, 50.0]]  # a line under way is not read
+    assert len(parsed) == 1
+    (old / "metrics.jsonl").unlink()
+    add(old, {"round": 1}, {"round": 2})  # as a resumption replaces it
+    assert list(state(server, second["version"])["changed"]) == ["old"]
+
+
+def test_runs_that_are_stopped_stale_or_failed_say_so(tmp_path, server, monkeypatch):
+    stopped = write_run(tmp_path / "stopped", metrics=[{"round": 1}])
+    with runs.lock(stopped):
+        pass
+    (stopped / runs.LOCK_FILE).write_text(f"{2**22 + 1}\n")  # no process has such a number
+    failed = write_run(tmp_path / "failed", metrics=[{"round": 1}])
+    (failed / runs.FAILURE_FILE).write_text(json.dumps({"error": "out of <memory>"}))
+    stale = write_run(tmp_path / "stale", metrics=[{"round": 1}])
+    now = watched_folder.time.time
+    with runs.lock(stale):
+        monkeypatch.setattr(watched_folder.time, "time", lambda: now() + 1000)
+        found = state(server)["changed"]
+    assert {name: one["status"] for name, one in found.items()} == {name: name for name in found}
+    assert found["failed"]["note"] == "out of <memory>"
+    assert "16:40 min" in found["stale"]["note"]
+
+
+def test_an_error_that_ends_a_run_is_told_until_the_run_goes_on(tmp_path, server, quiet, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "write_models", folders.disk_is_full)
+        with pytest.raises(OSError, match="space"):
+            folders.execute(tmp_path / "mine")
+    found = state(server)["changed"]["mine"]
+    assert found["status"] == "failed"
+    assert "space" in found["note"]
+    folders.execute(tmp_path / "mine", resume=True)
+    assert state(server)["changed"]["mine"]["status"] == "finished"
+
+
+def test_a_comparison_shows_its_runs_and_those_that_wait(tmp_path, server):
+    folder = tmp_path / "both"
+    with runs.lock(folder):
+        plan = {"methods": ["fedavg", "feddure", "mine"], "seeds": [0], "against": "fedavg"}
+        (folder / "comparison.yaml").write_text(yaml.safe_dump(plan))
+        write_run(folder / "fedavg-seed0", metrics=[{"round": number} for number in (1, 2)])
+        with runs.lock(folder / "fedavg-seed0"):
+            found = state(server)["changed"]
+    assert found["both"]["status"] == "running"
+    assert (found["both"]["done"], found["both"]["total"]) == (0, 3)
+    assert found["both"]["left"] == 2 * 2.0 + 2 * 4 * 2.0  # seconds: two rounds here, four of each of the others
+    states = {name: one["status"] for name, one in found.items() if one["parent"] == "both"}
+    assert states == {"both/fedavg-seed0": "running", "both/feddure-seed0": "waiting", "both/mine-seed0": "waiting"}
+
+
+def test_a_sweep_shows_its_cells(tmp_path, server):
+    text = {"preset": "demo", "grid": {"method": ["fedavg", "feddure"]}, "seeds": [0, 1]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(text))
+    one, other = (
+        Cell("", "", watched_folder.sweep.read(tmp_path / "sweep.yaml").cells()[n].experiment) for n in (0, 1)
+    )
+    store = Store(tmp_path)
+    store.note(one, "command", 5, 0.5)
+    store.fail(other, Problem("no memory"))
+    found = state(server)["changed"]["."]
+    assert (found["status"], found["done"], found["failed"], found["total"]) == ("running", 0, 1, 4)
+    cells = {cell["status"]: cell for cell in found["cells"]}
+    assert cells["running"]["points"] == [[5, 50.0]]
+    assert "FedAvg" in cells["running"]["name"]
+    assert cells["failed"]["note"] == "no memory"
+
+
+def test_a_federation_shows_its_sites_and_what_each_did_last(tmp_path, server):
+    (tmp_path / "server").mkdir()
+    (tmp_path / "federation.yaml").write_text("name: clinics\nsites: [north, south, west]\n")
+    about = {"site": "north", "test_of_received_model": {"accuracy": 0.75}}
+    sites = [about, {"site": "south", "problem": "took too long"}]
+    rounds = [{"round": 1, "federation": {"sites": sites, "drawn_but_away": [], "refused": []}}]
+    run = write_run(tmp_path / "runs" / "first", metrics=rounds)
+    (run / "federation.json").write_text(json.dumps({"names": ["north", "south", "west"]}))
+    found = state(server)["changed"]
+    assert found["."]["kind"] == "federation"
+    assert found["runs/first"]["parent"] == "."
+    clients = found["runs/first"]["clients"]
+    assert ["south", 1, "took too long", True] in clients
+    assert ["north", 1, "took part; 75.0 % on its own test images", False] in clients
+    assert [name for name, number, *_ in clients if not number] == ["west"]
+
+
+def test_nobody_gets_what_is_not_theirs(tmp_path, monkeypatch):
+    root = tmp_path / "runs"
+    folder = write_run(root / "mine", metrics=[{"round": 1}])
+    (tmp_path / "report.html").write_text("secret")
+    (folder / "report.html").symlink_to(tmp_path / "report.html")
+    with serving(root, monkeypatch) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        assert state(server)["names"] == ["mine"]
+        for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", "localhost:1"):
+            for target in ("/", "/state"):
+                status, _, content = ask(server, target, host=host)
+                assert status == 403
+                assert "mine" not in content
+        assert ask(server, "/", host=f"localhost:{server.server_port}")[0] == 200
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(server, "/state", method)[0] == 501
+        for target in ("mine", "..", "../", "mine/../..", "/etc/passwd", quote("../report.html", safe=""), "%00"):
+            status, _, content = ask(server, f"/report/{target}")
+            assert status == 404, target
+            assert "secret" not in content
+        for target in ("/mine/config.yaml", "/../report.html", "//etc/passwd", "/state/../mine"):
+            assert ask(server, target)[0] == 404
+        _, headers, _ = ask(server, "/")
+        assert headers["X-Frame-Options"] == "DENY"
+        with pytest.raises(ConfigError, match=r"--port .*: cannot be used"):
+            Server(Folder(root), server.server_port)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"", b"\0\xff", b"[]", b"{}", b"rounds: [1]\nmethod: {a: 1}\nseed: x", b"[" * 10**5 + b"\n",
+     b'{"round": 1, "validation": {"accuracy": 1e308}}\n', b'{"round": "1"}\n[1]\nnull\n',
+     b'{"round": 1, "federation": {"sites": [], "drawn_but_away": [], "refused": []}, "suspicious": 3}\n'],
+)  # fmt: skip
+def test_files_of_strangers_do_no_harm(tmp_path, junk):
+    for name in ("run", "comparison", "grid", "federation"):
+        folder = tmp_path / name
+        (folder / "server").mkdir(parents=True)
+        every = {"run": ["config.yaml", "metrics.jsonl", "timing.jsonl", "failure.json", ".lock", "federation.json"],
+                 "comparison": ["comparison.yaml", "comparison.csv"], "grid": ["sweep.yaml", "cells.jsonl"],
+                 "federation": ["federation.yaml", "server/running.json"]}  # fmt: skip
+        for file in every[name]:
+            (folder / file).write_bytes(junk)
+    watched = Folder(tmp_path)
+    watched.look()
+    watched.look()
+    assert len(json.loads(json.dumps(watched.state(), allow_nan=False))["names"]) == 4
+
+
+def test_the_command_says_where_to_look_and_ends_with_ctrl_c(tmp_path):
+    command = [sys.executable, "-c", "from feddure.cli import main; main()", "watch", str(tmp_path), "--no-browser"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "http://127.0.0.1:" in process.stderr.readline()
+        assert "nothing is there yet" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        waiting.until(lambda: process.poll() is not None)
+        assert process.returncode == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_that_cannot_be_watched_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="there is no such folder"):
+        watch(tmp_path / "absent")
+    with pytest.raises(RunError, match="a file was given"):
+        watch(tmp_path / "file")
