@@ -339,6 +339,18 @@ def test_odd_reports_beside_a_proper_update_do_no_harm(root):
         assert all("test_of_received_model" not in site for site in record["federation"]["sites"])
 
 
+def test_one_sites_nonsense_does_not_drown_what_the_others_report(root):
+    nodes = federated.grid(root)
+    nodes.changes[12] = answer_fields(train__loss=-1e29, train__weight=1e29, seconds=1e29)
+    nodes.changes[13] = answer_fields(seconds=-5.0)
+    federated.federate(root, nodes, settings=ALL)
+    for record in written(root):
+        assert 0 < record["train"]["loss"] < 10
+        assert 0 <= record["train"]["weight"] <= 1
+    timed = [json.loads(line) for line in (root / "run" / "timing.jsonl").read_text().splitlines()]
+    assert all(line["sites"]["south"] is line["sites"]["west"] is None for line in timed)
+
+
 def test_a_silent_site_is_left_out_told_and_reported(root, capsys):
     nodes = federated.grid(root)
     nodes.silent_once = {12}

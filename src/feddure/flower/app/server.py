@@ -48,6 +48,7 @@ app = ServerApp()
 _MOST_UNLABELLED = 4096  # in a step, where nobody said how many
 _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
+_LARGEST_MEAN = 1e6  # of a round's steps: one site must not drown the others' losses
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
 _KEPT_CHECKPOINTS = 3
@@ -200,7 +201,9 @@ class Rounds:
         if server.due():
             record |= server.test()
         seconds = time.perf_counter() - began
-        at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
+        at_sites = {
+            sites.name(client): _number(report.get("seconds"), 0, seconds) for client, report in reports.items()
+        }
         self._recorder.write(record, seconds, sites=at_sites)
         self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
@@ -481,7 +484,9 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
     found = {}
     names = dict.fromkeys(key for _, report in reports for key in report if key[:6] == "train." and accepts(key[6:]))
     for name in list(names)[:_MOST_MEANS]:
-        parts = [(steps, value) for steps, report in reports if (value := _number(report.get(name))) is not None]
+        least = 0.0 if name.startswith(("train.loss", "train.weight")) else -_LARGEST_MEAN
+        found_of = [(steps, _number(report.get(name), least, _LARGEST_MEAN)) for steps, report in reports]
+        parts = [(steps, value) for steps, value in found_of if value is not None]
         if parts:
             found[name[6:]] = sum(steps * value for steps, value in parts) / sum(steps for steps, _ in parts)
     return found
@@ -507,9 +512,9 @@ def _validation(
     return {"validation": {"accuracy": accuracy, "images": total, "round": round_number - 1}}
 
 
-def _number(value: Any) -> int | float | None:
+def _number(value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> int | float | None:
     """A number that a site reported, or None for anything else."""
-    return value if type(value) in (int, float) and abs(value) <= _LARGEST else None
+    return value if type(value) in (int, float) and least <= value <= most else None
 
 
 def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
