@@ -26,11 +26,10 @@ from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddure.flower.app.limits import allowed_download
+from feddure.flower.deploy.limits import PART_BYTES
 
-PART_BYTES = 8 << 20
-"""Of an answer with a part of a message: Flower sends arrays in parts of 5 MiB."""
 ANSWER_BYTES = 1 << 20
-"""Of any other answer: what a message is made of, a run's app and its options."""
+"""Of an answer that is no part of a message: what a message is made of, a run's app and its options."""
 _PARTS = "/pull-object"
 
 # Fails, and the site with it, where another version of Flower receives messages in another way.
