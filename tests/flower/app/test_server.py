@@ -388,6 +388,28 @@ def test_a_site_that_is_gone_is_drawn_left_out_and_welcome_when_it_returns(root)
     assert {site["site"]: site["node"] for site in written(root)[2]["federation"]["sites"]}["west"] == "23"
 
 
+def test_a_run_does_not_use_up_its_rounds_while_the_drawn_sites_are_away(root, monkeypatch):
+    """As long as another site is there, an empty round would take no time at all, and the next one neither."""
+    nodes = federated.grid(root)
+    away, looks = {}, [0]
+    nodes_of = nodes.get_nodes
+
+    def get_nodes():
+        trained = [message for message in nodes.sent if message.metadata.message_type == "train"]
+        if len(trained) == 2 and not looks[0]:
+            away.update({node: nodes.contexts.pop(node) for node in (12, 13)})  # round 2 draws these
+        looks[0] += bool(away)
+        if looks[0] == 4:
+            nodes.contexts.update(away)
+        return nodes_of()
+
+    monkeypatch.setattr(nodes, "get_nodes", get_nodes)
+    federated.federate(root, nodes)
+    assert looks[0] > 3
+    assert [record["left_out"] for record in written(root)] == [[], []]
+    assert written(root)[1]["clients"] == [1, 2]
+
+
 def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(root):
     nodes = federated.grid(root)
     nodes.changes = dict.fromkeys((11, 12, 13), lambda m, r: r if trains(m, 3) else fails(m, r))

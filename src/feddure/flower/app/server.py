@@ -172,11 +172,13 @@ class Rounds:
         began = time.perf_counter()
         server, sites = self._server, self._sites
         sites.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
-        for client, site in sites.by_client.items():
-            server.image_counts[client] = site.counts
+        assignments = self._draw()
+        if assignments and sites.wait_for_any(
+            [assignment.client for assignment in assignments], self._options.timeout_seconds
+        ):
+            assignments = self._draw()  # those that came meanwhile may have other images than before
         names = self._options.description.sites if self._options.description is not None else ()
         self._file.write(server.dataset.classes, names, sites.describe())
-        assignments = server.assignments()
         if self._options.server_folder is not None:
             limits.tell_proxy(self._options.server_folder, self._file.run_name, server.round + 1, self._most_bytes)
         answers, reports, traffic = self._ask(assignments)
@@ -213,6 +215,12 @@ class Rounds:
             self._checkpointed = _remembered(server)
         log(_summary(record, seconds, server.experiment.rounds, server.experiment.metric))
         self._expect_updates(len(used), problems)
+
+    def _draw(self) -> list[Assignment]:
+        """The next round's work, by what the connected sites have."""
+        for client, site in self._sites.by_client.items():
+            self._server.image_counts[client] = site.counts
+        return self._server.assignments()
 
     def _write_audit(
         self, answers: Sequence[Answer], problems: Mapping[int, str], suspicious: Mapping[str, str]
