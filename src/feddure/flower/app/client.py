@@ -156,7 +156,10 @@ class Worker:
         """One round of the site's client: what it uploads, and its answer."""
         began = time.perf_counter()
         images, labelled, unlabelled = site.data.dataset, len(site.data.labelled), len(site.data.unlabelled)
-        image_bytes = math.prod(images.shape) * self.engine.program(self.experiment, images).network.master.itemsize
+        # A GPU's own error is harmless; a machine without memory may end any of its programs.
+        in_memory = self.engine.device.type == "cpu"
+        network = self.engine.program(self.experiment, images).network
+        image_bytes = math.prod(images.shape) * network.master.itemsize if in_memory else 0
         check_work(self.experiment, self.method, task.assignment, labelled, unlabelled, image_bytes)
         before, note = self._recall(task, memory)
         tests = self._test(site, received) if task.evaluate else {}
