@@ -47,8 +47,9 @@ from feddure.tracking import records
 ROUNDS = 16, 16
 """Of the run whose server is killed, and of the one whose sites are: that one goes on meanwhile."""
 AT_SERVER = ("feddure", "superlink", "superexec", "serverapp", "run")
-AT_SITE = ("feddure", "supernode", "superexec", "clientapp")
-"""A word of the command line of each program; `feddure` is the command itself, `run` is `federate run`."""
+AT_SITE = ("feddure", "supernode", "superexec", "allowlist")
+"""A word of the command line of each program; `feddure` is the command itself, `run` is `federate run`, and a site's
+ClientApp runs under the allowlist."""
 
 
 def main() -> None:

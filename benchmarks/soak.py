@@ -28,7 +28,7 @@ from deployed import Deployed, below
 
 SITES = ("north", "south")
 SETTINGS = "model=cnn clients_per_round=2 local_steps=1 labelled_batch=5 unlabelled_batch=6 evaluate_every=10"
-KINDS = {"flower-supernode": "supernode", "flower-superlink": "superlink", "superexec": "superexec", "serverapp": "run"}
+KINDS = {"deploy.supernode": "supernode", "flower-superlink": "superlink", "superexec": "superexec", "serverapp": "run"}
 """Programs by a word of their command lines."""
 
 

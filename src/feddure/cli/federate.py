@@ -374,8 +374,8 @@ def audit(
 def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Keep everything in this new folder.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything in ./feddure-demo.")] = False,
-    method: Annotated[str, typer.Option("--method", help="Method name.")] = "feddure",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Communication rounds.")] = 5,
+    method: Annotated[str, typer.Option("--method", help="Method name.")] = "fedtutor",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Communication rounds.")] = 4,
     labelled: Annotated[int, typer.Option("--labelled", min=1, help="Labelled images per class and site.")] = 5,
     unlabelled: Annotated[int, typer.Option("--unlabelled", min=0, help="Unlabelled images per site.")] = 300,
     tests: Annotated[int, typer.Option("--tests", min=1, help="Test images per class, at the server.")] = 50,
@@ -389,7 +389,7 @@ def demo(
     Examples:
 
     ```text
-    feddure federate demo                  # two to three minutes on two cores
+    feddure federate demo                  # FedTutor; about two minutes on two cores
     feddure federate demo --keep           # and look at what it made
     feddure federate demo --attacker       # one of the sites is hostile: who is named, and what helps
     ```

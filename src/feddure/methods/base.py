@@ -181,6 +181,7 @@ class Method:
     passes = 1.0  # what a step costs, relative to one forward and backward pass of its images
     exchanges = True  # whether clients and server send each other anything
     relays_uploads = False  # whether the server hands what one client sent to other clients
+    uploads_class_counts = False  # whether clients tell the server how many images of each class they learnt from
     ema: float | None = None  # decay of the averaged model where `server.ema` is empty; none: no average
 
     def __init__(self, experiment: Experiment):

@@ -55,6 +55,7 @@ class ProxyFL(Method):
     Options = Options
     needs = Needs(weak=True, strong=True)
     passes = 1.3
+    uploads_class_counts = True
     _network: Network
     _tuner: "Tuner | None" = None
 

@@ -6,7 +6,7 @@ import federated
 from feddure import experiments
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import audit
-from feddure.flower.app.approval import Answers, check_approval, run_hash
+from feddure.flower.app.approval import MOST_WAITING, Answers, check_approval, run_hash
 from feddure.tracking import records
 
 ALL = federated.SETTINGS.replace("clients_per_round=2", "clients_per_round=3").replace("batch=6", "batch=auto")
@@ -65,3 +65,23 @@ def test_a_server_that_does_not_ask_first_is_refused_too(root):
 def test_only_a_run_that_asked_can_be_answered(root):
     with pytest.raises(ConfigError, match="has not asked"):
         Answers(root).answer("0" * 16, approved=True)
+
+
+def test_what_is_approved_names_class_counts_where_a_method_sends_them(root):
+    answers = Answers(root)
+    for method in ("proxyfl", "fedtutor"):
+        node = {"site": "south", "approve": "ask", "state": str(root)}
+        with pytest.raises(ConfigError):
+            check_approval(node, experiments.to_yaml(federated.experiment({"method": method})))
+    asked = [entry["asks"] for entry in answers.read().values()]
+    assert ["of each class" in text for text in asked] == [True, False]
+
+
+def test_a_server_cannot_fill_a_sites_disk_with_questions(root):
+    answers = Answers(root)
+    for number in range(30):
+        answers.ask(f"{number:032x}", "a run")
+    assert len(answers.waiting()) == MOST_WAITING
+    answers.answer(answers.waiting()[0], approved=True)
+    assert answers.ask("f" * 32, "a run") is None
+    assert len(answers.waiting()) == MOST_WAITING

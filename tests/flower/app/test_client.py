@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import federated
 import tiny
 from feddure import experiments
 from feddure.errors import RunError
-from feddure.flower.app import messages
+from feddure.flower.app import limits, messages
 from feddure.flower.app.client import ContextMemory, DiskMemory
 from feddure.flower.app.messages import ANSWER, TASK, Task
 from feddure.simulation.server import Assignment
@@ -159,6 +160,56 @@ def test_a_round_that_no_site_could_carry_out_is_refused(root, federation):
     for assignment in (Assignment(0, 1, 0, 2, 2**36), Assignment(0, 1, 0, 2**40, 6), Assignment(0, 1, 0, 0, 6)):
         told = answer(train(nodes, 11, federation, assignment))
         assert "expected at most 65536 images in a step and 100000000 in a round" in told["problem"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "problem"),
+    [
+        (Assignment(0, 3, 0, 2, 6), "round 3, expected one of 1 to 2"),
+        (Assignment(0, 0, 0, 2, 6), "round 0, expected one of 1 to 2"),
+        (Assignment(0, 1, 0, 3, 6), "3 local steps, expected 2 at most"),
+    ],
+)
+def test_a_server_cannot_ask_for_more_than_the_run_that_was_approved(root, federation, assignment, problem):
+    """More rounds or steps than its experiment says: what a site's operator approved by hash."""
+    assert problem in answer(train(federated.grid(root), 11, federation, assignment))["problem"]
+
+
+def test_a_round_that_does_not_fit_into_memory_is_refused(root, federation, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10_000))
+    told = answer(train(federated.grid(root), 11, federation))
+    assert "the images of this round" in told["problem"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("round", "../../x"), ("steps", 2.0), ("run_name", 7), ("dp_noise", "0")])
+def test_wrong_types_in_a_task_are_refused(root, federation, name, value):
+    nodes = federated.grid(root)
+    assignment = next(a for a in federation.server.assignments() if a.client == 0)
+    content = messages.pack_state(federation.server.broadcast(assignment))
+    task = Task(assignment, experiments.to_yaml(federation.experiment), "run", 0, 0).pack()
+    content[TASK] = ConfigRecord({**task, name: value})
+    (number,) = nodes.push_messages([Message(content, 11, messages.TRAIN)])
+    assert f"'{name}'" in answer(nodes.pull_messages([number])[0])["problem"]
+
+
+def test_a_server_cannot_ask_for_a_million_helpers(root):
+    nodes = federated.grid(root)
+    wanted = experiments.to_yaml(federated.experiment({"method": "fedmatch", "fedmatch.helpers": 10**6}))
+    asked = RecordDict({TASK: ConfigRecord({"experiment": wanted})})
+    (number,) = nodes.push_messages([Message(asked, 11, messages.QUERY)])
+    assert "helpers, expected 64 at most" in answer(nodes.pull_messages([number])[0])["problem"]
+
+
+@pytest.mark.parametrize("method", ["fedtutor", "fedmatch", "proxyfl", "feddure"])
+def test_a_site_expects_messages_of_the_size_that_the_server_sends(root, method):
+    """The SuperNode refuses larger ones: no honest message may be, and none that is far larger may come in."""
+    nodes = federated.grid(root)
+    federated.federate(root, nodes, method=method, rounds=3, settings=federated.SETTINGS + " fedmatch.helper_every=1")
+    sent = [m for m in nodes.sent if m.metadata.message_type == messages.TRAIN]
+    largest = max(messages.array_bytes(message.content) for message in sent)
+    for site in federated.SITES:
+        allowed = limits.allowed_download(root / "state" / site, 1)
+        assert largest + limits.METADATA_BYTES // 2 < allowed < 10 * largest + limits.METADATA_BYTES
 
 
 @pytest.mark.parametrize("name", ["method", "model"])

@@ -29,7 +29,7 @@ def test_tensors_come_back_to_the_bit():
 
 
 def test_a_task_comes_back_whole():
-    task = Task(Assignment(2, 7, 2**63 - 1, 5, 9), "method: feddure", "name", 6, 5, True, 1.5, 0.5, 1e-6)
+    task = Task(Assignment(2, 7, 2**63 - 1, 5, 9), "method: feddure", "name", 6, 5, True, 1.5, 0.5, "hash")
     assert Task.unpack(task.pack()) == task
 
 

@@ -6,7 +6,8 @@ import yaml
 import federated
 from feddure import experiments, methods
 from feddure.errors import ConfigError
-from feddure.flower.app.policy import check_policy, check_size
+from feddure.flower.app.policy import check_policy, check_work
+from feddure.simulation.server import Assignment
 
 
 def asking(**changes):
@@ -31,11 +32,14 @@ def test_modules_are_refused_unless_they_are_allowed():
 
 
 def test_rounds_of_any_usual_size_are_carried_out():
-    experiment = federated.experiment()
-    check_size(experiment, 1, 0)
-    check_size(experiment, 10_000, 4096)
+    def work(steps, batch):
+        experiment = federated.experiment(settings=f"model=cnn local_steps={steps} labelled_batch=5")
+        check_work(experiment, methods.make(experiment), Assignment(0, 1, 0, steps, batch), 50, 500, 64)
+
+    work(1, 0)
+    work(10_000, 1000)
     with pytest.raises(ConfigError, match="asks for 100000 steps on 4101 images"):
-        check_size(experiment, 100_000, 4096)
+        work(100_000, 4096)
 
 
 def test_a_server_cannot_send_a_few_lines_that_stand_for_gigabytes():

@@ -339,6 +339,18 @@ def test_odd_reports_beside_a_proper_update_do_no_harm(root):
         assert all("test_of_received_model" not in site for site in record["federation"]["sites"])
 
 
+def test_one_sites_nonsense_does_not_drown_what_the_others_report(root):
+    nodes = federated.grid(root)
+    nodes.changes[12] = answer_fields(train__loss=-1e29, train__weight=1e29, seconds=1e29)
+    nodes.changes[13] = answer_fields(seconds=-5.0)
+    federated.federate(root, nodes, settings=ALL)
+    for record in written(root):
+        assert 0 < record["train"]["loss"] < 10
+        assert 0 <= record["train"]["weight"] <= 1
+    timed = [json.loads(line) for line in (root / "run" / "timing.jsonl").read_text().splitlines()]
+    assert all(line["sites"]["south"] is line["sites"]["west"] is None for line in timed)
+
+
 def test_a_silent_site_is_left_out_told_and_reported(root, capsys):
     nodes = federated.grid(root)
     nodes.silent_once = {12}
@@ -374,6 +386,28 @@ def test_a_site_that_is_gone_is_drawn_left_out_and_welcome_when_it_returns(root)
     federated.federate(root, nodes, settings=ALL, rounds=3)
     assert [record["left_out"] for record in written(root)] == [[], [2], []]
     assert {site["site"]: site["node"] for site in written(root)[2]["federation"]["sites"]}["west"] == "23"
+
+
+def test_a_run_does_not_use_up_its_rounds_while_the_drawn_sites_are_away(root, monkeypatch):
+    """As long as another site is there, an empty round would take no time at all, and the next one neither."""
+    nodes = federated.grid(root)
+    away, looks = {}, [0]
+    nodes_of = nodes.get_nodes
+
+    def get_nodes():
+        trained = [message for message in nodes.sent if message.metadata.message_type == "train"]
+        if len(trained) == 2 and not looks[0]:
+            away.update({node: nodes.contexts.pop(node) for node in (12, 13)})  # round 2 draws these
+        looks[0] += bool(away)
+        if looks[0] == 4:
+            nodes.contexts.update(away)
+        return nodes_of()
+
+    monkeypatch.setattr(nodes, "get_nodes", get_nodes)
+    federated.federate(root, nodes)
+    assert looks[0] > 3
+    assert [record["left_out"] for record in written(root)] == [[], []]
+    assert written(root)[1]["clients"] == [1, 2]
 
 
 def test_rounds_without_any_usable_update_end_the_run_and_keep_the_checkpoint(root):

@@ -13,6 +13,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from feddure.errors import ConfigError, RunError
+from feddure.flower.app.approval import Answers
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, site
 from feddure.flower.deploy.check import Reachability
@@ -249,7 +250,7 @@ def test_flowers_logs_and_commands_go_to_files_unless_asked_for(north):
     for verbose in (False, True):
         north.shown.clear()
         north.join(verbose)
-        assert any(line.startswith("$ flower-supernode") for line in north.shown) is verbose
+        assert any("deploy.supernode" in line for line in north.shown) is verbose
         assert any("Failed to initialize." in line for line in north.shown) is verbose
     assert {process.log for process in north.started} == {north.bundle.supernode_log, north.bundle.superexec_log}
 
@@ -329,3 +330,16 @@ def test_errors_are_shown(filtered, text):
 
 def test_logs_cannot_reach_into_the_terminal(filtered):
     assert filtered.log(superexec="feddure: problem \x1b]0;title\x07\x1b[2J\n") == ["problem"]
+
+
+def test_one_word_at_the_terminal_approves_one_run(tmp_path):
+    """A server that asks for a second run just before the operator answers the first gains nothing."""
+    answers, shown = Answers(tmp_path), []
+    answers.ask("a" * 32, "the run that was talked about")
+    answers.ask("b" * 32, "another one")
+    site.answer_waiting("y", answers, shown.append)
+    assert len(answers.waiting()) == 2
+    assert any("b" * 32 in line for line in shown)
+    answers.answer("b" * 32, approved=False)
+    site.answer_waiting("y", answers, shown.append)
+    assert [entry["answer"] for entry in answers.read().values()] == [True, False]

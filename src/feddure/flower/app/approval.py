@@ -15,12 +15,15 @@ from filelock import FileLock
 from feddure.errors import ConfigError, RunError
 from feddure.files import parse_yaml, write_json
 from feddure.flower.app.audit import AuditLog
-from feddure.flower.app.policy import relays_uploads
+from feddure.flower.app.policy import relays_uploads, uploads_class_counts
 from feddure.flower.app.private_files import make_private_folder
 from feddure.flower.app.sanitize import disclosed, one_line
 
 FILE = "approvals.json"
 LEAVES = "the trained parameters, numbers of images, mean losses, and accuracy on the site's own test images if any"
+
+MOST_WAITING = 20
+"""Runs without an answer; more than these are refused and not noted."""
 
 
 def run_hash(experiment: str) -> str:
@@ -43,7 +46,7 @@ def check_approval(node: Mapping[str, Any], experiment: str) -> None:
     if answer is None:
         raise disclosed(
             ConfigError(
-                f"run {found} waits for your approval: {answers.read()[found]['asks']}. Answer y or n here, or: "
+                f"run {found} waits for your approval: {_describe(experiment)}. Answer y or n here, or: "
                 f"feddure federate approve DIR {node.get('site')} {found}"
             ),
             f"its operator has not approved run {found} yet",
@@ -74,6 +77,8 @@ class Answers:
         """The answer to a run; None where there is none yet."""
         known = self.read()
         if found not in known:
+            if len(self.waiting()) >= MOST_WAITING:
+                return None  # a server that asks for ever does not fill the disk
             make_private_folder(self._state, RunError)
             self._write(found, asks, None)
             AuditLog(self._state).write("run asks for approval", run=found, asks=asks)
@@ -98,5 +103,6 @@ def _describe(experiment: str) -> str:
     tree = parse_yaml(experiment) or {}
     method = one_line(tree.get("method"), 60)
     relays = "; the server hands the parameters to other sites" if relays_uploads(method) else ""
+    counts = ", how many images of each class it learnt from" if uploads_class_counts(method) else ""
     model, rounds = one_line(tree.get("model"), 60), one_line(tree.get("rounds"), 20)
-    return f"{method}, {model}, {rounds} rounds; what leaves the site: {LEAVES}{relays}"
+    return f"{method}, {model}, {rounds} rounds; what leaves the site: {LEAVES}{counts}{relays}"

@@ -7,6 +7,7 @@ the run names. Training itself is the simulator's own code.
 """
 
 import hashlib
+import math
 import os
 import time
 import traceback
@@ -24,8 +25,9 @@ from safetensors.torch import load_file, save
 
 from feddure import experiments, methods, plugins
 from feddure.config import Experiment
-from feddure.errors import FeddureError, RunError
+from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import parse_yaml
+from feddure.flower.app import limits
 from feddure.flower.app.approval import check_approval
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
@@ -39,7 +41,7 @@ from feddure.flower.app.messages import (
     to_tensors,
     unpack_state,
 )
-from feddure.flower.app.policy import check_policy, check_size
+from feddure.flower.app.policy import MOST_HELPERS, check_policy, check_work
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
@@ -49,6 +51,7 @@ from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate, to_record
 from feddure.simulation.lanes import Result
 from feddure.simulation.lanes import Task as LaneTask
+from feddure.simulation.program import new_heads, new_module
 from feddure.simulation.server import plan_batches
 
 
@@ -130,11 +133,34 @@ class Worker:
         self.experiment = experiment
         self.engine = Engine(experiment.engine)
         self.method = methods.make(experiment)
+        if self.helpers > MOST_HELPERS:
+            raise disclosed(ConfigError(f"the server asks for {self.helpers} helpers, expected {MOST_HELPERS} at most"))
+
+    @property
+    def helpers(self) -> int:
+        """Further models that a client of FedMatch receives."""
+        return int(getattr(self.method.options, "helpers", 0))
+
+    def first_message_bytes(self, site: Site) -> int:
+        """What the arrays of a run's first message to a site take, by the site's own reckoning."""
+        experiment, dataset = self.experiment, site.data.dataset
+        network, module = self.engine.program(experiment, dataset).network, new_module(experiment, dataset)
+        self.method.prepare(network, dataset.shape)
+        theta, statistics = network.take(module, new_heads(experiment, module, network.classifier))
+        state = self.method.start(theta, statistics, len(dataset.classes), experiment.seed)
+        averaged = dict(zip(("averaged.theta", "averaged.statistics"), self.method.global_model(state), strict=True))
+        sent = self.method.broadcast({**state, **averaged}, site.client, 1)
+        return sum(tensor.numel() * tensor.itemsize for tensor in sent.values())
 
     def train(self, site: Site, task: Task, received: State, memory: Memory) -> tuple[State, dict[str, Any]]:
         """One round of the site's client: what it uploads, and its answer."""
         began = time.perf_counter()
-        check_size(self.experiment, task.assignment.steps, task.assignment.unlabelled_batch)
+        images, labelled, unlabelled = site.data.dataset, len(site.data.labelled), len(site.data.unlabelled)
+        # A GPU's own error is harmless; a machine without memory may end any of its programs.
+        in_memory = self.engine.device.type == "cpu"
+        network = self.engine.program(self.experiment, images).network
+        image_bytes = math.prod(images.shape) * network.master.itemsize if in_memory else 0
+        check_work(self.experiment, self.method, task.assignment, labelled, unlabelled, image_bytes)
         before, note = self._recall(task, memory)
         tests = self._test(site, received) if task.evaluate else {}
         result = self.work(site, task, received, before)
@@ -215,6 +241,10 @@ def introduce(message: Message, context: Context) -> Message:
             log(f"problem: the server refuses this site: {one_line(asked['refused'])}; ask the server's operator")
         elif site.is_real:
             log(_introduction(site, str(asked["experiment"])))
+        if site.state is not None:
+            worker = _worker(str(asked["experiment"]), "cpu")
+            first = worker.first_message_bytes(site)
+            limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
         return RecordDict({ANSWER: pack_answer(site.introduce())})
 
     return _answer(message, context, answer)

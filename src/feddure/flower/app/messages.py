@@ -12,10 +12,11 @@ aside for validation); or, in place of all this, the text of a problem, which na
 Nothing is told of a single image or step, or of a single class, but for the class counts in ProxyFL's upload.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import Field, asdict, dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -58,15 +59,25 @@ class Task:
     @staticmethod
     def unpack(record: ConfigRecord) -> "Task":
         try:
-            assignment = Assignment(**{field.name: record[field.name] for field in fields(Assignment)})  # type: ignore[arg-type]
-            others = {field.name: record[field.name] for field in fields(Task) if field.name != "assignment"}
-            return Task(assignment, **others)  # type: ignore[arg-type]
+            assignment = Assignment(**{field.name: _checked(record, field) for field in fields(Assignment)})
+            others = {field.name: _checked(record, field) for field in fields(Task) if field.name != "assignment"}
+            return Task(assignment, **others)
         except KeyError as missing:
             raise disclosed(
                 RunError(
                     f"the server's message has no {missing}: install the same version of feddure at server and sites"
                 )
             ) from None
+
+
+def _checked(record: ConfigRecord, field: Field[Any]) -> Any:
+    """A value of the server's, which may send anything under any name."""
+    value, expected = record[field.name], cast(type, field.type)
+    if type(value) is not expected and (expected, type(value)) != (float, int):
+        raise disclosed(
+            RunError(f"the server sent '{field.name}' as {type(value).__name__}, expected {expected.__name__}")
+        )
+    return value
 
 
 def pack_state(state: Mapping[str, torch.Tensor]) -> RecordDict:
@@ -110,6 +121,11 @@ def upload_shapes(program: Program) -> Shapes:
     client = Client(program.network, program.experiment, program.proximal, program.classes)
     program.method.allocate(client)
     return {name: (tuple(value.shape), value.dtype) for name, value in program.method.upload(client).items()}
+
+
+def shape_bytes(shapes: Shapes) -> int:
+    """Bytes of arrays of these shapes and types."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
 def find_problem(upload: State, expected: Shapes) -> str:

@@ -5,7 +5,7 @@ Every node is asked who it is, and again when it restarts or was refused a while
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -232,6 +232,20 @@ class ConnectedSites:
                     f"waited {seconds:g} seconds, but {state}; start the others, then go on with resume=true"
                 )
             time.sleep(_UPDATE_SECONDS)
+
+    def wait_for_any(self, clients: Sequence[int], seconds: float) -> bool:
+        """Until one of these is connected, for a limited time; whether there was any need to wait.
+
+        Without it a run would use up its rounds, in no time, while those whom it draws are away.
+        """
+        deadline, waited = time.monotonic() + seconds, False
+        while not any(client in self.by_client for client in clients) and time.monotonic() < deadline:
+            if not waited:
+                log(f"waiting for a site of this round: {', '.join(map(self.name, clients))}")
+            waited = True
+            time.sleep(_UPDATE_SECONDS)
+            self.update()
+        return waited
 
     def wait_for_simulation(self, seconds: float) -> int:
         """Until all clients of Flower's simulation have answered; returns their number."""

@@ -8,16 +8,23 @@ Without it a server could make the site import, and so run, any module that it f
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from feddure import methods, plugins
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.files import parse_yaml
 from feddure.flower.app.sanitize import disclosed
+from feddure.methods.base import Method
+from feddure.simulation.server import Assignment
 
 MOST_IMAGES = 10**8
 """Images that a server may ask a site to go through in one round, repeated ones included."""
 MOST_IN_STEP = 2**16
 """Images that a server may ask a site to take in one step."""
+
+MOST_HELPERS = 64
+"""Models of other sites that a server may send along, each of which takes memory here."""
 
 
 def check_policy(node: Mapping[str, Any], experiment: str) -> None:
@@ -40,15 +47,39 @@ def check_policy(node: Mapping[str, Any], experiment: str) -> None:
         )
 
 
-def check_size(experiment: Experiment, steps: int, unlabelled_batch: int) -> None:
-    """Refuse a round that no site could carry out."""
-    in_step = experiment.labelled_batch + unlabelled_batch
-    if steps < 1 or unlabelled_batch < 0 or in_step > MOST_IN_STEP or steps * in_step > MOST_IMAGES:
+def check_work(
+    experiment: Experiment, method: Method, assignment: Assignment, labelled: int, unlabelled: int, image_bytes: int
+) -> None:
+    """Refuse work that no site could carry out, or that is more than the run asked for when it was approved.
+
+    `labelled` and `unlabelled` are the site's numbers of images, `image_bytes` is what one takes in training.
+    """
+    steps, batch = assignment.steps, assignment.unlabelled_batch
+    in_step = experiment.labelled_batch + batch
+    if steps < 1 or batch < 0 or in_step > MOST_IN_STEP or steps * in_step > MOST_IMAGES:
         raise disclosed(
             ConfigError(
                 f"the server asks for {steps} steps on {in_step} images each, expected at most {MOST_IN_STEP} images "
                 f"in a step and {MOST_IMAGES} in a round"
             )
+        )
+    if not 1 <= assignment.round <= experiment.rounds:
+        raise disclosed(
+            ConfigError(f"the server asks for round {assignment.round}, expected one of 1 to {experiment.rounds}")
+        )
+    if experiment.local_steps == "epoch":  # what the server knows of the site's images may be more than there are now
+        most = steps
+    else:
+        most = max(experiment.local_steps, method.steps(labelled, unlabelled, max(batch, 1)))
+    if steps > most:
+        raise disclosed(ConfigError(f"the server asks for {steps} local steps, expected {most} at most"))
+    needed = steps * (experiment.labelled_batch + batch * method.needs.views) * image_bytes
+    if needed > (free := psutil.virtual_memory().available):
+        raise disclosed(
+            ConfigError(
+                f"the images of this round would take {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
+            ),
+            "the images of this round would take more memory than the site has",
         )
 
 
@@ -56,6 +87,12 @@ def relays_uploads(method: str) -> bool:
     """Whether the method's server hands what one site sent to other sites."""
     found = methods.METHODS.get(method)
     return found is not None and found.relays_uploads
+
+
+def uploads_class_counts(method: str) -> bool:
+    """Whether a site under this method tells how many images of each class it learnt from."""
+    found = methods.METHODS.get(method)
+    return found is not None and found.uploads_class_counts
 
 
 def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:

@@ -48,6 +48,7 @@ app = ServerApp()
 _MOST_UNLABELLED = 4096  # in a step, where nobody said how many
 _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
+_LARGEST_MEAN = 1e6  # of a round's steps: one site must not drown the others' losses
 _MOST_MEANS = 32
 _TESTS = ("accuracy", "loss", "images")
 _KEPT_CHECKPOINTS = 3
@@ -138,7 +139,7 @@ class Rounds:
         self._audit = AuditLog(options.server_folder)
         self._head = ""  # hash of the last entry
         self._exchanged: dict[int, dict[str, Any]] = {}  # by client, what was sent and received in the round
-        self._most_bytes = limits.upload_bytes(self._shapes)
+        self._most_bytes = limits.upload_bytes(messages.shape_bytes(self._shapes))
         inflation.allow(self._most_bytes)
         self._experiment = _for_sites(server.experiment)
         self._checkpointed = _remembered(server)
@@ -171,11 +172,13 @@ class Rounds:
         began = time.perf_counter()
         server, sites = self._server, self._sites
         sites.wait(max(self._options.minimum_sites, 1), self._options.wait_seconds)
-        for client, site in sites.by_client.items():
-            server.image_counts[client] = site.counts
+        assignments = self._draw()
+        if assignments and sites.wait_for_any(
+            [assignment.client for assignment in assignments], self._options.timeout_seconds
+        ):
+            assignments = self._draw()  # those that came meanwhile may have other images than before
         names = self._options.description.sites if self._options.description is not None else ()
         self._file.write(server.dataset.classes, names, sites.describe())
-        assignments = server.assignments()
         if self._options.server_folder is not None:
             limits.tell_proxy(self._options.server_folder, self._file.run_name, server.round + 1, self._most_bytes)
         answers, reports, traffic = self._ask(assignments)
@@ -200,7 +203,9 @@ class Rounds:
         if server.due():
             record |= server.test()
         seconds = time.perf_counter() - began
-        at_sites = {sites.name(client): _number(report.get("seconds")) for client, report in reports.items()}
+        at_sites = {
+            sites.name(client): _number(report.get("seconds"), 0, seconds) for client, report in reports.items()
+        }
         self._recorder.write(record, seconds, sites=at_sites)
         self._board.round_done(server, record, seconds)
         if server.round % server.experiment.checkpoint_every == 0 or server.round == server.experiment.rounds:
@@ -210,6 +215,12 @@ class Rounds:
             self._checkpointed = _remembered(server)
         log(_summary(record, seconds, server.experiment.rounds, server.experiment.metric))
         self._expect_updates(len(used), problems)
+
+    def _draw(self) -> list[Assignment]:
+        """The next round's work, by what the connected sites have."""
+        for client, site in self._sites.by_client.items():
+            self._server.image_counts[client] = site.counts
+        return self._server.assignments()
 
     def _write_audit(
         self, answers: Sequence[Answer], problems: Mapping[int, str], suspicious: Mapping[str, str]
@@ -481,7 +492,9 @@ def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable
     found = {}
     names = dict.fromkeys(key for _, report in reports for key in report if key[:6] == "train." and accepts(key[6:]))
     for name in list(names)[:_MOST_MEANS]:
-        parts = [(steps, value) for steps, report in reports if (value := _number(report.get(name))) is not None]
+        least = 0.0 if name.startswith(("train.loss", "train.weight")) else -_LARGEST_MEAN
+        found_of = [(steps, _number(report.get(name), least, _LARGEST_MEAN)) for steps, report in reports]
+        parts = [(steps, value) for steps, value in found_of if value is not None]
         if parts:
             found[name[6:]] = sum(steps * value for steps, value in parts) / sum(steps for steps, _ in parts)
     return found
@@ -507,9 +520,9 @@ def _validation(
     return {"validation": {"accuracy": accuracy, "images": total, "round": round_number - 1}}
 
 
-def _number(value: Any) -> int | float | None:
+def _number(value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> int | float | None:
     """A number that a site reported, or None for anything else."""
-    return value if type(value) in (int, float) and abs(value) <= _LARGEST else None
+    return value if type(value) in (int, float) and least <= value <= most else None
 
 
 def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:

@@ -29,7 +29,6 @@ from feddure.flower.deploy.control import (
     OWN_SUPEREXEC,
     Show,
     environment,
-    program,
     shown,
     superexec_command,
     toml_pairs,
@@ -91,10 +90,20 @@ def _answer_at_terminal(bundle: Bundle, show: Show) -> None:
     """Hear what the person at the terminal says to a run that waits for approval."""
     if not (sys.stdin and sys.stdin.isatty()) or os.name == "nt" or not select.select([sys.stdin], [], [], 0)[0]:
         return
-    said, answers = sys.stdin.readline().strip().lower(), Answers(bundle.state)
-    for run in answers.waiting() if said in ("y", "yes", "n", "no") else ():
-        answers.answer(run, approved=said[0] == "y")
-        show(f"run {run} is {'approved' if said[0] == 'y' else 'refused'}; the server hears of it within a minute")
+    answer_waiting(sys.stdin.readline().strip().lower(), Answers(bundle.state), show)
+
+
+def answer_waiting(said: str, answers: Answers, show: Show) -> None:
+    """Take y or n for the run that waits; of several, a server may have slipped one in before the other was read."""
+    waiting = answers.waiting() if said in ("y", "yes", "n", "no") else []
+    if len(waiting) > 1:
+        show(f"{len(waiting)} runs wait; answer one by its hash: feddure federate approve DIR NAME HASH")
+        for run in waiting:
+            show(f"  {run}: {answers.read()[run]['asks']}")
+    elif waiting:
+        answers.answer(waiting[0], approved=said[0] == "y")
+        word = "approved" if said[0] == "y" else "refused"
+        show(f"run {waiting[0]} is {word}; the server hears of it within a minute")
 
 
 def _reason(bundle: Bundle, site: str, ended: Process, seen: "LogFilter") -> str:
@@ -154,7 +163,7 @@ def start(
     if show_command:
         show("$ " + shown(command))
     # A run's options may name modules, and those of the current folder count: not the operator's own.
-    supernode = Process(command, surroundings, bundle.supernode_log, bundle.flower_home)
+    supernode = Process(command, surroundings, bundle.supernode_log, bundle.flower_home, "flower-supernode")
     try:
         # Flower does not encrypt what these two say to each other on the loopback address.
         command = superexec_command(port, supernode.popen.pid, authority=None)
@@ -216,7 +225,7 @@ def supernode_command(
         **(options or {}),
     }
     return [
-        program("flower-supernode"),
+        *(sys.executable, "-P", "-m", "feddure.flower.deploy.supernode", str(bundle.state)),
         *("--superlink", connection.address),
         *protection,
         *("--host", LOOPBACK, "--port", str(port)),
