@@ -89,7 +89,13 @@ def federation() -> str:
 def races() -> str:
     """Every competitor that was raced, beside this engine in the arithmetic nearest to its own and in its default."""
     lines = []
-    for where, name in (("H200", "race"), ("2 CPU cores", "race-cpu"), ("2 CPU cores", "race-flower-cpu")):
+    places = {
+        "race": "H200",
+        "race-cpu-time": "CPU seconds",
+        "race-cpu": "2 busy cores",
+        "race-flower-cpu": "2 busy cores",
+    }
+    for name, where in places.items():
         if not (RESULTS / f"{name}.json").exists():
             continue
         for race in read(name)["races"]:
