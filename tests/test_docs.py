@@ -158,7 +158,7 @@ def test_the_readme_works_as_written(monkeypatch, capsys):
             cli.main()
         assert not ended.value.code, (arguments, capsys.readouterr().err)
         ran.append(arguments[0])
-    assert ran == ["run", "run", "export", "predict"]
+    assert ran == ["run", "data", "run", "export", "predict"]
     assert Path("runs/first/report.html").is_file()
     assert Path("model.onnx").is_file()
     assert "photo.png" in capsys.readouterr().out
