@@ -37,6 +37,7 @@ gpu-test:
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "feddure needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo 'installing into $(VENV): some minutes'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray,onnx]'
 	@touch $@

@@ -27,7 +27,8 @@ class FeddureWarning(UserWarning):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message: the known name that looks most like this one; nothing where none does."""
     lower = {other.lower(): other for other in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    close = sorted((other for other in lower if len(name) > 2 and name.lower() in other), key=len)
+    close = close or difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     return f"; did you mean '{lower[close[0]]}'?" if close else ""
 
 

@@ -1,4 +1,4 @@
-"""Is joining worth it: gains site by site, paired over seeds, of the averaged model where there is one."""
+"""Is joining worth it: gains site by site, paired over seeds, by the same kind of model on both sides."""
 
 import pytest
 
@@ -84,14 +84,24 @@ def test_site_by_site(view):
     found = view.joining.by_site().set_index("site")
     assert list(found.index) == ["north", "south"]
     assert found.loc["north", "alone, own class mix"] == f"{(75 + 70) / 2:.1f}"
-    assert found.loc["north", "FedTutor, common test set"] == "82.5"
+    assert found.loc["north", "FedTutor, common test set"] == "50.0"  # not its average's 82.5: alone has no average
 
 
 def test_every_federated_method_has_its_answer(view):
     matched, tutor = view.joining.sentences()
-    assert "cannot be told" in matched
+    assert "cannot be judged by two seeds" in matched
     assert "FedTutor" in tutor
-    assert "100 % of sites gain" in tutor
+    assert "0 % of sites gain" in tutor
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [((0.9, 0.9, 0.8), "is worth it"), ((0.1, 0.2, 0.1), "does harm"), ((0.9, 0.2, 0.6), "cannot be told")],
+)
+def test_three_seeds_may_tell(tmp_path, shares, said):
+    runs = [alone(tmp_path, seed, [1.0, 0.0], [0.5, 0.5]) for seed in range(3)]
+    runs += [joined(tmp_path, "fedtutor", seed, [share, share]) for seed, share in enumerate(shares)]
+    assert said in View(make_plan(["local", "fedtutor"], [0, 1, 2]), runs, {}).joining.sentences()[0]
 
 
 def test_without_anybody_alone_there_is_no_question(view):

@@ -228,3 +228,11 @@ def test_a_sweeps_folder_is_refused_to_other_studies(tmp_path):
     sweep.open_folder(read(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match=r"out: the folder belongs to a sweep, see .*sweep\.yaml; choose another --out"):
         sweep.expect_no_sweep(tmp_path / "out")
+
+
+def test_more_experiments_than_anybody_measures_are_refused_at_once(tmp_path):
+    values = ", ".join(map(str, range(1, 101)))
+    grid = "\n".join(f"  {key}: [{values}]" for key in ("rounds", "clients_per_round", "local_steps", "labelled_batch"))
+    (tmp_path / "huge.yaml").write_text(f"preset: demo\ngrid:\n{grid}\n")
+    with pytest.raises(ConfigError, match=r"100,000,000 experiments were asked for, expected at most 100,000"):
+        sweep.read(tmp_path / "huge.yaml")

@@ -98,6 +98,11 @@ def test_a_run_is_followed_from_its_first_round_to_its_report(tmp_path, server, 
     assert headers["Content-Security-Policy"].startswith("sandbox")
 
 
+def test_a_run_may_have_the_name_of_a_part_of_a_federation(tmp_path, server, quiet):
+    runs.execute(tiny.experiment(rounds=1), folders.IMAGES, tmp_path / "sites", progress=False)
+    assert state(server)["names"] == ["sites"]
+
+
 def test_only_what_is_new_is_read_and_sent(tmp_path, server, monkeypatch):
     parsed, parse = [], watched_folder._record
     monkeypatch.setattr(watched_folder, "_record", lambda line: parsed.append(line) or parse(line))

@@ -22,7 +22,8 @@ def compare(
         str | None, typer.Option("--methods", metavar="A,B,C", help="Methods to compare; a preset may name them.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="0,1,2", help="Seeds of every method; default: one seed.")
+        str | None,
+        typer.Option("--seeds", metavar="0,1,2", help="Seeds of every method; default: the preset's, or one."),
     ] = None,
     against: Annotated[
         str | None,

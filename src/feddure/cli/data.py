@@ -200,7 +200,7 @@ def _show(report: dict[str, Any]) -> None:
         console.print(f"damaged files: {len(report['damaged']):,}")
         for line in report["damaged"]:
             console.print(f"  {escape(line)}", soft_wrap=True)
-        console.print("Mend or remove them; --skip-damaged leaves them out.")
+        console.print("Mend or remove them; training with --skip-damaged leaves them out.")
     if "suggestion" in report:
         _show_suggestion(report["suggestion"], console)
 

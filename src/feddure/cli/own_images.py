@@ -54,7 +54,8 @@ def say_plan(experiments: "Sequence[Experiment]", dataset: "Dataset", say: Say, 
     except Exception:  # the run says it; of a comparison the other methods go on
         return
     names = ", ".join(dict.fromkeys(experiment.method for experiment in experiments))
-    say(f"trains {names} {_size(first, dataset, made)}: {_duration(times, seeds)}")
+    each = f", {seeds} seeds each," if seeds > 1 else ""
+    say(f"trains {names}{each} {_size(first, dataset, made)}: {_duration(times, seeds)}")
 
 
 def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: bool) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def run(
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
+    runs.check_folder(experiment, folder, resume)
     console.print(f"run folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     finished_before = runs.is_finished(folder)

@@ -23,7 +23,7 @@ def tell_error(text: str) -> None:
     """The last thing that a command says."""
     console = plain_console(stderr=True)
     console.print("error:", style="bold red", end=" ")
-    console.print(text)
+    console.print("".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text))
 
 
 def table(

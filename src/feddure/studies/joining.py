@@ -1,7 +1,8 @@
 """Is joining worth it? What each site has alone and what it has in the federation, on the same seeds.
 
 Accuracies are means of the last ten evaluations, in per cent: on the common test set, and under a site's own class mix
-(`tracking.sites`). Where the server averages the global model, the averaged one is what a site would use.
+(`tracking.sites`). Both by the model itself, not its average over
+rounds: a client alone has none.
 """
 
 from collections.abc import Sequence
@@ -61,8 +62,8 @@ class Joining:
                 self.pairs[str(method), str(model)] = both
 
     def best(self) -> dict[str, pd.DataFrame]:
-        """For each method what a site would use: its averaged model where there is one."""
-        return {method: both for (method, _), both in sorted(self.pairs.items(), key=lambda one: one[0][1] != "last")}
+        """For each method its last model: a client alone has no averaged one, and an average lags in early rounds."""
+        return {method: both for (method, model), both in self.pairs.items() if model == "last"}
 
     def table(self) -> pd.DataFrame:
         """What sites have alone and joined, and how many of them gain."""
@@ -124,10 +125,12 @@ def _sentence(method: str, both: pd.DataFrame) -> str:
     interval = f" (95 % interval {main.interval})" if main.interval else ""
     parts = [f"{signed(main.mean)} points on {_PLACES[test]}{interval}"]
     parts += [f"{signed(common.mean)} on {_PLACES['common']}"] if own is not None else []
-    if main.above or main.below:
+    if main.n < 3:
+        answer = f"cannot be judged by {('one seed', 'two seeds')[main.n - 1]}"
+    elif main.above or main.below:
         answer = "is worth it" if main.above else "does harm"
     else:
-        answer = "cannot be told from training alone" if main.n > 1 else "cannot be judged by one seed"
+        answer = "cannot be told from training alone"
     gaining = f"{100 * share(both, test):.0f} % of sites gain"
     return f"Joining with {title} {answer}: {' and '.join(parts)}; {gaining}."
 

@@ -5,6 +5,7 @@ every combination of some values (`grid`) and named changes (`cases`) on every s
 """
 
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from feddure.files import parse_yaml, read_regular, write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.store import Cell, Store, make_folder
 
+MOST_CELLS = 100_000
 SWEEP_FILE = "sweep.yaml"
 
 _KEYS = ("preset", "config", "set", "grid", "cases", "seeds")
@@ -143,6 +145,9 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow
     _expect_apart(fixed, axes, cases)
     if not axes and not cases:
         raise ConfigError("expected grid or cases, what the experiments differ in")
+    number = max(1, len(cases)) * math.prod(map(len, axes.values())) * len(seeds)
+    if number > MOST_CELLS:
+        raise ConfigError(f"{number:,} experiments were asked for, expected at most {MOST_CELLS:,}: leave values out")
     points = []
     for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
         varied = dict(zip(axes, values, strict=True))

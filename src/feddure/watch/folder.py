@@ -39,7 +39,8 @@ _MOST_LABELS = 300  # cells that are named by what sets them apart
 _LAST_ROUNDS = 20  # that the speed is measured over
 _QUIET_SECONDS, _QUIET_ROUNDS = 60.0, 10  # a process that has not ended a round for so long is stale
 _FEDERATION_FILE = "federation.yaml"  # `feddure.flower` needs packages that may be absent
-_SKIPPED = {"checkpoint", UNFINISHED, "sites", "server", "app", "authority"}
+_SKIPPED = {"checkpoint", UNFINISHED}
+_SKIPPED_IN_A_FEDERATION = _SKIPPED | {"sites", "server", "app", "authority"}
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
 
@@ -480,7 +481,8 @@ def _found(root: Path) -> Iterator[tuple[str, Path, Path | None]]:
         else:
             group = parent
         if depth < _DEEPEST:
-            inner = [one for one in entries.values() if not one.name.startswith(".") and one.name not in _SKIPPED]
+            skipped = _SKIPPED_IN_A_FEDERATION if _FEDERATION_FILE in entries else _SKIPPED
+            inner = [one for one in entries.values() if not one.name.startswith(".") and one.name not in skipped]
             below = sorted((Path(one.path) for one in inner if one.is_dir(follow_symlinks=False)), reverse=True)
             left += [(one, group, depth + 1) for one in below]
 

@@ -29,10 +29,9 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
     if path.is_file() and path.suffix.lower() == ".npz":
         return npz.read(where, progress)
     if not where.partition("?")[0] or not (path.is_dir() or (path.is_file() and is_table(path))):
-        raise DataError(
-            f"folder:{where}: there is no folder '{where.partition('?')[0]}', nor a .csv or .json list of images; "
-            f"expected a folder with {EXPECTED}"
-        )
+        name = where.partition("?")[0]
+        found = f"'{name}' is a file" if name and path.exists() else f"there is no folder '{name}'"
+        raise DataError(f"{found}, and no .csv or .json list of images; expected a folder with {EXPECTED}")
     listing = look(path)
     every = sorted(listing.files, key=lambda file: file.part == "test")  # so that each part is a slice
     decoded = decode([file.path for file in every], options.rule, "decoding images", progress)
@@ -109,5 +108,8 @@ def _expect_classes(dataset: Dataset, damaged: list[str]) -> None:
     counts = np.bincount(dataset.labels[dataset.labels != UNKNOWN], minlength=len(dataset.classes))
     empty = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
     if empty:
-        raise refuse_damaged([*damaged, f"every training image of class {', '.join(empty)} is damaged"])
+        raise DataError(
+            f"{dataset.name}: every training image of class {', '.join(empty)} is damaged ({len(damaged)} files are); "
+            "mend them, or remove the class"
+        )
     check(dataset, dataset.name)

@@ -108,7 +108,7 @@ def demonstrate(
                 process.terminate()  # side by side; the block waits for each
         show(f"{duration(time.monotonic() - began)}, and nothing is left running")
         if out is None:
-            show("the folder is removed; `feddure federate demo --keep` keeps it")
+            show("all of it is removed, report and model too; `feddure federate demo --keep` keeps it")
 
 
 def _start(folder: ServerFolder, name: str, images: Path, show: Show) -> ProcessGroup:
