@@ -14,6 +14,7 @@ from feddure.cli.tables import plain_console, tell_error
 from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
+    from feddure.config import Experiment
     from feddure.data import Dataset
     from feddure.studies.grid.failures import Problem
     from feddure.studies.grid.store import Cell, Store
@@ -173,13 +174,26 @@ def end_if_failed(failed: "Mapping[str, Problem]", cells: "Sequence[Cell]") -> N
     raise typer.Exit(1)
 
 
-def show_estimate(cells: "Sequence[Cell]", store: "Store", jobs: int, ray: str | None) -> None:
+def show_estimate(cells: "Sequence[Cell]", store: "Store", jobs: int, ray: str | None, data_dir: Path | None) -> None:
     """How much is left to measure, and about how long it takes; what that does not count in is said."""
+    from feddure.data import partition
+    from feddure.simulation import estimate
     from feddure.studies.grid import cost
     from feddure.studies.grid.store import unmeasured
 
+    load = _loader(data_dir, progress=False)
+
+    def trial(experiment: "Experiment") -> float | None:
+        try:
+            images = load(experiment.dataset)
+            made = partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
+            return estimate.seconds(experiment, images, made)
+        except Exception:  # data that are not there, a method that fails: measuring says it
+            return None
+
     left = unmeasured(cells, store)
-    time = f", {cost.estimate(left, store.measurements()).text}" if left else ""
+    with plain_console(stderr=True).status("trying a few steps"):
+        time = f", {cost.estimate(left, store.measurements(), trial).text}" if left else ""
     plain_console().print(f"{len(left)} of {len(cells)} cells to measure{time}")
     if left and (ray is not None or jobs > 1):
         option = "--ray" if ray is not None else "--jobs"

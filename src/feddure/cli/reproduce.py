@@ -141,7 +141,7 @@ def reproduce(
         else:
             merged = Store(out, merge or ())
             _show_plan(cells, merged)
-            grids.show_estimate(cells, merged, jobs, ray)
+            grids.show_estimate(cells, merged, jobs, ray, data_dir)
         return
     grids.merge_all(merge, store)
     if what == "tables":

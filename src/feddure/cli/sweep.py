@@ -82,7 +82,7 @@ def sweep(
     if dry_run:
         merged = Store(folder, merge or ())
         _show_plan(wanted, merged)
-        grids.show_estimate(wanted.cells(), merged, jobs, ray)
+        grids.show_estimate(wanted.cells(), merged, jobs, ray, data_dir)
         return
     if not merge:  # what others have measured needs no data
         grids.check_data(wanted.cells(), Store(folder), data_dir)

@@ -64,6 +64,23 @@ def test_other_hardware_and_code_that_others_name_tell_nothing():
     assert estimate([demo(seed=1)], [elsewhere, theirs]) == estimate([demo(seed=1)], [])
 
 
+def test_small_cells_without_a_gpu_are_tried(monkeypatch):
+    asked = []
+
+    def trial(experiment):
+        asked.append(experiment.method)
+        return 30.0
+
+    cells = [demo(seed=seed, method=method) for method in ("feddure", "fedtutor") for seed in (1, 2)]
+    found = estimate(cells, [], trial)
+    assert asked == ["feddure", "fedtutor"]  # a seed takes as long as another
+    assert found.seconds == pytest.approx(120)
+    assert found.text == "about 2:00 min by a few steps here"
+    assert REFERENCE_GPU in estimate([paper()], [], trial).text  # too large to try
+    assert "for 4 by a few steps here; the other 1 about" in estimate([*cells, paper()], [], trial).text
+    assert REFERENCE_GPU in estimate(cells, [], lambda experiment: None).text
+
+
 def test_both_are_said_where_some_are_known():
     text = estimate([demo(seed=1), demo(seed=2), paper()], [measured(demo(), 100)]).text
     assert re.match(r"about \d:\d\d min for 2 at the speed", text)

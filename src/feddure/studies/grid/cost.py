@@ -1,7 +1,7 @@
-"""How long cells take: by those already measured on this hardware, else by a model of one H200."""
+"""How long cells take: by those already measured on this hardware, by a few steps, else by a model of one H200."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from feddure import environment, experiments, methods
@@ -16,6 +16,7 @@ REFERENCE_GPU = "NVIDIA H200"
 # Milliseconds on the reference: of a round (drawing, aggregating, evaluating), of a client's local step, of each of its
 # images; fitted to fedavg-matched, fedavg-sl and fedavg-fixmatch in aaai24.
 _ROUND, _STEP, _IMAGE = 23.0, 0.18, 0.009
+_LARGEST_TRIAL = 5.0  # seconds of the reference
 _NETWORKS = {"resnet8": 0.6}  # an image's time relative to resnet9's; fitted to sage in cvpr25
 
 
@@ -26,8 +27,14 @@ class Estimate(NamedTuple):
     text: str
 
 
-def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate:
-    """What these cells will take, by the speed of cells with the same network and data set on this hardware."""
+def estimate(
+    cells: Sequence[Cell], measured: Iterable[Measurement], trial: Callable[[Experiment], float | None] | None = None
+) -> Estimate:
+    """What these cells will take, by the speed of cells with the same network and data set on this hardware.
+
+    Where there are none and no GPU, `trial` says what an experiment would take, by a few of its steps; those that a GPU
+    needs seconds for are too large to try.
+    """
     about = environment.describe()
     rates: dict[tuple[str, str], dict[str, list[float]]] = {}
     own = {cell.experiment.method for cell in cells}  # code that others' cells name is not imported for this
@@ -37,20 +44,32 @@ def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate
             of_a_kind = rates.setdefault((experiment.model, experiment.dataset), {})
             of_a_kind.setdefault(experiment.method, []).append(found.seconds / reference_seconds(experiment))
     known: list[float] = []
+    tried: list[float] = []
     unknown: list[float] = []
+    speeds: dict[tuple[str, str, str], float | None] = {}
     for wanted in (cell.experiment for cell in cells):
         alike = rates.get((wanted.model, wanted.dataset))
         if alike:
             every = [rate for values in alike.values() for rate in values]
             known.append(reference_seconds(wanted) * statistics.median(alike.get(wanted.method, every)))
-        else:
-            unknown.append(reference_seconds(wanted))
+            continue
+        reference, kind = reference_seconds(wanted), (wanted.model, wanted.dataset, wanted.method)
+        if kind not in speeds:
+            small = trial is not None and not about["gpu"] and reference < _LARGEST_TRIAL
+            took = trial(wanted) if trial is not None and small else None
+            speeds[kind] = None if took is None else took / reference
+        speed = speeds[kind]
+        (unknown if speed is None else tried).append(reference * (speed or 1.0))
     parts = []
-    if known or not unknown:
-        which = f" for {len(known)}" if unknown else ""
+    if tried:
+        parts.append(
+            f"about {duration(sum(tried))}{f' for {len(tried)}' if known or unknown else ''} by a few steps here"
+        )
+    if known or not (unknown or tried):
+        which = f" for {len(known)}" if unknown or tried else ""
         parts.append(f"about {duration(sum(known))}{which} at the speed of the cells measured on this hardware")
     if unknown:
-        which = f"the other {len(unknown)} " if known else ""
+        which = f"the other {len(unknown)} " if known or tried else ""
         parts.append(f"{which}about {duration(sum(unknown))} on one {REFERENCE_GPU}")
         if not about["gpu"]:
             parts.append(
@@ -59,7 +78,7 @@ def estimate(cells: Sequence[Cell], measured: Iterable[Measurement]) -> Estimate
             )
         elif about["gpu"] != REFERENCE_GPU:
             parts.append("nothing like it was measured on this hardware")
-    return Estimate(sum(known) + sum(unknown), "; ".join(parts))
+    return Estimate(sum(known) + sum(tried) + sum(unknown), "; ".join(parts))
 
 
 def reference_seconds(experiment: Experiment) -> float:
