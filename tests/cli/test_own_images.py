@@ -131,3 +131,17 @@ def test_a_list_and_a_medmnist_file_are_understood(feddure, tmp_path):
     report = suggested(feddure, tmp_path / "path.npz")
     assert (report["train"], report["test"], report["shape"]) == (80, 40, [28, 28, 1])
     assert report["suggestion"]["commands"][0].startswith(f"feddure run --dataset npz:{tmp_path}")
+
+
+def test_files_that_are_larger_than_what_is_read_are_pointed_out(feddure, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "here" / "large" / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = rng.integers(0, 255, (70, 80, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "here" / "large" / name / f"{number}.png")
+    small = ("--rounds", 1, "--set", "local_steps=1", "--set", "model=cnn", "--set", "partition.clients=2")
+    _, _, said = feddure("run", "--dataset", "large", *small, "--out", "one")
+    assert "read at 32 × 32 pixels, the files are larger" in said
+    _, _, said = feddure("run", "--dataset", "folder:large?size=32", *small, "--out", "two")
+    assert "the files are larger" not in said

@@ -26,6 +26,9 @@ def reader(data_dir: Path | None, say: Say, skip_damaged: bool = False) -> "Call
             say(f"found {found.layout}")
             for sentence in found.sentences():
                 say(f"  {sentence}")
+            if found.shorter_side is not None and "size=" not in name and found.shorter_side >= 2 * dataset.shape[0]:
+                side = dataset.shape[0]
+                say(f"  read at {side} × {side} pixels, the files are larger: `feddure data check` suggests a size")
             if found.damaged:
                 say(f"  damaged files that are left out: {len(found.damaged):,}")
                 for line in found.damaged:
