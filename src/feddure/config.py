@@ -56,7 +56,7 @@ class OptimizerOptions(_Section):
     """What every client runs, fresh each round."""
 
     name: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent.")
-    learning_rate: float = Field(5e-4, gt=0, le=1e6, description="Learning rate on every client.")
+    learning_rate: float = Field(5e-4, gt=0, description="Learning rate on every client.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's mean of gradients.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's mean of squared gradients.")
     epsilon: float = Field(1e-8, gt=0, description="Adam's guard against division by zero.")
@@ -84,7 +84,7 @@ class ServerOptions(_Section):
     optimizer: Literal["mean", "momentum", "adam"] = Field(
         "mean", description="Take the mean itself, or treat its change as a gradient for momentum or Adam."
     )
-    learning_rate: float = Field(1.0, gt=0, le=1e6, description="Step size of the server's momentum or Adam.")
+    learning_rate: float = Field(1.0, gt=0, description="Step size of the server's momentum or Adam.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Momentum of the server's optimiser.")
     beta2: float = Field(0.99, ge=0, lt=1, description="Decay of squared changes in the server's Adam.")
     epsilon: float = Field(1e-3, gt=0, description="Guard against division by zero in the server's Adam.")

@@ -91,7 +91,7 @@ class Client:
         self.statistics.copy_(received["statistics"])
         self.optimizer.reset()
         for optimizer in (self.optimizer, *self.optimizers.values()):
-            optimizer.rate.fill_(optimizers.scheduled_rate(optimizer.options, key[1], self.experiment.rounds))
+            optimizer.set_rate(optimizers.scheduled_rate(optimizer.options, key[1], self.experiment.rounds))
         if "theta" in received:
             self.start_from(received["theta"])
 

@@ -19,9 +19,14 @@ class Optimizer:
 
     def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
         self.options = options
-        self.rate = torch.full((), options.learning_rate, dtype=like.dtype, device=like.device)
+        self.rate = torch.zeros((), dtype=like.dtype, device=like.device)
+        self.set_rate(options.learning_rate)
         self.count = torch.zeros_like(self.rate)
         self._compiled = compiled
+
+    def set_rate(self, rate: float) -> None:
+        """Go on with this rate, or with the largest that the parameters' arithmetic has."""
+        self.rate.fill_(min(rate, torch.finfo(self.rate.dtype).max))
 
     def reset(self) -> None:
         """Forget everything but the rate, in place."""
