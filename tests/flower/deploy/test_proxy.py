@@ -97,6 +97,7 @@ def test_a_fleet_request_passes_whole_both_ways(opened):
     ((method, path, body, headers),) = opened.superlink.requests
     assert (method, path, body) == ("POST", "/v1/fleet/push-object", content)
     assert headers["flwr-public-key"] == key
+    until(lambda: opened.seen)  # it is noted once the answer has been sent
     assert opened.seen == [Request("push-object", b"the key of north", "127.0.0.1", 200)]
 
 
@@ -127,6 +128,7 @@ def test_everything_else_stops_at_the_proxy(opened, method, path):
 def test_a_refusal_of_the_superlink_passes_too(opened):
     opened.superlink.status = 401
     assert opened.ask("POST", "/v1/fleet/activate-node").status_code == 401
+    until(lambda: opened.seen)
     assert [request.status for request in opened.seen] == [401]
 
 
