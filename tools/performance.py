@@ -93,7 +93,7 @@ def races() -> str:
         "race": "H200",
         "race-cpu-time": "CPU seconds",
         "race-cpu": "2 busy cores",
-        "race-flower-cpu": "2 busy cores, here one thread, there two actors",
+        "race-flower-cpu": "2 cores, here two threads, there two actors",
     }
     for name, where in places.items():
         if not (RESULTS / f"{name}.json").exists():
