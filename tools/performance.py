@@ -29,10 +29,10 @@ def whole_runs() -> str:
     """What a user waits for: the newest commit that each case was timed at."""
     newest = {(case["preset"], case["method"]): case for case in read("rounds")["cases"]}
     return rows(
-        "|preset|method|ms a round|seconds a run|compile and capture, s|",
+        "|preset|method|ms a round|seconds a run|",
         *(
             f"|`{preset}`|{method}|{span(case['ms_per_round'])}|"
-            f"{case['ms_per_round']['median'] * ROUNDS[preset] / 1000:.0f}|{case['prepare_s']:.0f}|"
+            f"{case['ms_per_round']['median'] * ROUNDS[preset] / 1000:.0f}|"
             for (preset, method), case in sorted(newest.items())
         ),
     )

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from feddure.cli import federate, federate_show
+from feddure.cli import federate
+from feddure.cli.federate import show
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.flower.app import description, run_config
 from feddure.flower.app.audit import Audit, AuditLog
@@ -142,8 +143,8 @@ def test_what_others_say_cannot_reach_into_the_terminal(tmp_path, monkeypatch, c
     found = Status(
         "trees", "h:1", True, [SiteStatus("north", nasty, nasty)], [RunStatus("7", nasty, 1.0, "", None, None)]
     )
-    federate_show.show_status(found, tmp_path)
-    federate_show.show_check(CheckResult("north", [Finding("note", "images", nasty)], unreadable=[(nasty, nasty)]))
+    show.show_status(found, tmp_path)
+    show.show_check(CheckResult("north", [Finding("note", "images", nasty)], unreadable=[(nasty, nasty)]))
     monkeypatch.setattr(server, "serve", lambda folder, host, show: show(f"north says {nasty}"))
     said = capsys.readouterr().out + run("server", tmp_path)
     assert "\x1b" not in said
@@ -211,7 +212,7 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     monkeypatch.setattr(demo, "serving", lambda *_: standing("server"))
     monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: standing(name))
     monkeypatch.setattr(demo.run, "run", start_run)
-    monkeypatch.setattr(federate_show, "show_run", lambda finished: None)
+    monkeypatch.setattr(show, "show_run", lambda finished: None)
     monkeypatch.setattr(demo, "replace_program", lambda bundle: done.append(f"{bundle.root.name} is hostile"))
     monkeypatch.setattr(demo, "read_status", lambda folder: Status("demo", "", False, [], []))
     monkeypatch.setattr(demo.audit, "read", lambda log: done.append(f"audit {log.parent.parent.name}") or NO_AUDIT)

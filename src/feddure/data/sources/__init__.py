@@ -112,7 +112,7 @@ def find_source(name: str) -> Source:
     known = ", ".join((*_SOURCES, *FORMS))
     meant = resolve(name)
     hint = f"; did you mean '{meant}'?" if meant != name else did_you_mean(name, _SOURCES)
-    raise DataError(f"there is no data set '{name}'; there are: {known}{hint}")
+    raise DataError(f"there is no data set '{name}', nor a folder or file of that name; there are: {known}{hint}")
 
 
 def _call(function: Callable[..., Dataset], name: str, data_dir: Path) -> Dataset:

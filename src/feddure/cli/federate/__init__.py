@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from feddure.cli import federate_sites
+from feddure.cli.federate import sites as site_commands
 from feddure.cli.options import Init, Sets
 from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
-app.add_typer(federate_sites.app, name="sites")
+app.add_typer(site_commands.app, name="sites")
 
 
 @app.callback(help="A real federation of sites: encrypted, authenticated, on Flower.")
@@ -84,7 +84,7 @@ def init(
     feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --public-key a=a.pub
     ```
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.app import description
     from feddure.flower.deploy import init as initialise
     from feddure.flower.deploy.layout import split_address
@@ -103,7 +103,7 @@ def init(
     }
     agreed = description.parse(json.dumps(tree), "federate init")
     made = initialise.initialise(folder, agreed, _key_files(public_keys or []), not insecure, control_port)
-    federate_show.show_made(made, agreed, not insecure)
+    show.show_made(made, agreed, not insecure)
 
 
 @app.command()
@@ -130,16 +130,16 @@ def check(folder: SiteFolder, name: SiteName, data: Images, as_json: AsJson = Fa
 
     Example: `feddure federate check north north --data /images`
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy.check import check as check_site
     from feddure.flower.deploy.layout import find_bundle
 
     found = check_site(find_bundle(folder.resolve(), name), name, ImageFolder.parse(data, "--data"))
     if as_json:
-        federate_show.print_json(found)
+        show.print_json(found)
     else:
-        federate_show.show_check(found)
+        show.show_check(found)
     if not found.passed:
         raise typer.Exit(1)
 
@@ -289,7 +289,7 @@ def run(
     feddure federate run lungs --out lungs/runs/feddure --resume --round 17
     ```
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy import run as runs
     from feddure.flower.deploy.layout import ServerFolder
@@ -317,7 +317,7 @@ def run(
     run_folder = out or runs.default_run_folder(federation, method or "feddure")
     _show(f"run folder: {run_folder}")
     _until_terminated(
-        lambda: federate_show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
+        lambda: show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
     )
 
 
@@ -327,15 +327,15 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: `feddure federate status lungs --json`
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import read_status
 
     found = read_status(ServerFolder(folder.resolve()))
     if as_json:
-        federate_show.print_json(found)
+        show.print_json(found)
     else:
-        federate_show.show_status(found, folder)
+        show.show_status(found, folder)
 
 
 @app.command()
@@ -356,16 +356,16 @@ def audit(
     feddure federate audit north        # a site's own, in its unpacked bundle
     ```
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.app import audit
     from feddure.flower.deploy.layout import Bundle, ServerFolder
 
     places = (ServerFolder(folder).server / audit.FILE, Bundle(folder).state / audit.FILE)
     found = audit.read(next((place for place in places if place.exists()), folder))
     if as_json:
-        federate_show.print_json(found)
+        show.print_json(found)
     else:
-        federate_show.show_audit(found)
+        show.show_audit(found)
     if found.problem:
         raise typer.Exit(1)
 
@@ -394,16 +394,14 @@ def demo(
     feddure federate demo --attacker       # one of the sites is hostile: who is named, and what helps
     ```
     """
-    from feddure.cli import federate_show
+    from feddure.cli.federate import show
     from feddure.flower.deploy import demo as demonstration
 
     if keep and out is None:
         out = Path("feddure-demo")
     size = {"labelled": labelled, "unlabelled": unlabelled, "tests": tests}
     _until_terminated(
-        lambda: demonstration.demonstrate(
-            out, _show, federate_show, method, rounds, local_steps, **size, attacker=attacker
-        )
+        lambda: demonstration.demonstrate(out, _show, show, method, rounds, local_steps, **size, attacker=attacker)
     )
 
 
