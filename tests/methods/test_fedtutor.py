@@ -17,6 +17,7 @@ from oracle.pairing import (
     experiment_of,
     federation_of,
     flat_of,
+    headed_of,
     module_of,
     settings_of,
     twin_round,
@@ -38,10 +39,12 @@ def federation(method="fedtutor", **changes):
 def twin_of(found, task):
     options = experiments.options(found.experiment, "fedtutor")
     lesson = Lesson(options.targets, options.threshold, options.weight, options.on, options.calibrate, options.strength)
-    received = module_of(found, task.received["theta"], task.received["statistics"])
+    lesson = replace(lesson, contrast=options.contrast)
+    make = headed_of if options.contrast else module_of
+    received = make(found, task.received["theta"], task.received["statistics"])
     tutor = received
     if options.tutor == "average":
-        tutor = module_of(found, task.received["teacher.theta"], task.received["teacher.statistics"])
+        tutor = make(found, task.received["teacher.theta"], task.received["teacher.statistics"])
     settings = settings_of(found.experiment, found.server.program.proximal)
     counts = torch.tensor(
         np.bincount(found.dataset.labels[found.partition.labelled[task.client]], minlength=4), dtype=torch.float64
@@ -69,6 +72,8 @@ SWITCHES = [
     {"on": "both"},
     {"calibrate": "labelled"},
     {"calibrate": "both", "strength": 0.5},
+    {"contrast": 0.7},
+    {"contrast": 0.7, "targets": "mixed", "tutor": "global", "calibrate": "both"},
 ]
 
 
@@ -81,7 +86,10 @@ def test_a_round_equals_the_twins(switch, norm):
         assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("switch", [*SWITCHES[1:], {"shuffle": True}], ids=str)
+ALIKE = [switch for switch in SWITCHES[1:] if "contrast" not in switch]  # with it, heads travel too
+
+
+@pytest.mark.parametrize("switch", [*ALIKE, {"shuffle": True}], ids=str)
 def test_every_switch_matters(switch):
     ((usual, _),) = uploads(federation())
     changes = {f"fedtutor__{name}": value for name, value in switch.items()}
@@ -132,6 +140,11 @@ def test_clients_without_labelled_or_without_unlabelled_images():
     )
     results = found.engine.run(found.tasks())
     assert all(torch.isfinite(result.upload["theta"]).all() for result in results)
+
+
+def test_the_contrast_needs_unlabelled_images():
+    with pytest.raises(ConfigError, match=r"fedtutor\.on=unlabelled"):
+        federation(fedtutor__contrast=1, fedtutor__on="labelled")
 
 
 @pytest.mark.parametrize("source", ["global", "average"])

@@ -6,15 +6,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import tiny
 from feddure import experiments
 from feddure.data.batches import cycle
-from feddure.methods.proxyfl import Tuner
+from feddure.methods.proxyfl import Tuner, contrast
 from feddure.simulation.server import Answer
 from oracle import proxyfl_twin
-from oracle.pairing import assert_same, experiment_of, federation_of, module_of, records_of, settings_of, twin_round
+from oracle.pairing import (
+    assert_same,
+    experiment_of,
+    federation_of,
+    flat_of,
+    headed_of,
+    records_of,
+    settings_of,
+    twin_round,
+)
 
 ROUNDS = 2
 
@@ -23,22 +31,6 @@ def federation(**changes):
     usual = {"threshold": 0.4, "local_epochs": 2, "tuning_epochs": 10, "momentum": 0.6}
     options = {f"proxyfl__{name}": value for name, value in (usual | changes.pop("proxyfl", {})).items()}
     return federation_of(experiment_of("proxyfl", clients_per_round=2, rounds=ROUNDS, **options, **changes))
-
-
-def model_of(made, theta, statistics):
-    """An ordinary module with these parameters, the heads' too."""
-    network, values = module_of(made, theta, statistics), made.server.program.network.parameters.views(theta)
-    features = network[-1].in_features
-    feature, proxy = nn.Linear(features, features).double(), nn.Linear(features, features, bias=False).double()
-    with torch.no_grad():
-        feature.weight.copy_(values["head:feature.weight"])
-        feature.bias.copy_(values["head:feature.bias"])
-        proxy.weight.copy_(values["head:proxy.weight"])
-    return proxyfl_twin.Model(network, feature, proxy)
-
-
-def flat_of(made, model):
-    return made.server.program.network.take(model.network, {"feature": model.feature, "proxy": model.proxy})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +49,7 @@ def test_two_rounds_equal_the_twins(changes):
         results = made.engine.run(tasks)
         sent, counts = [], []
         for task, result in zip(tasks, results, strict=True):
-            twin = proxyfl_twin.ProxyFL(model_of(made, theta, statistics), settings, prior)
+            twin = proxyfl_twin.ProxyFL(headed_of(made, theta, statistics), settings, prior)
             assert_same(result.records, records_of(twin_round(twin, task)))
             sent.append(flat_of(made, twin.theta))
             last = max(1, task.steps // told.local_epochs)
@@ -83,14 +75,12 @@ def test_two_rounds_equal_the_twins(changes):
 
 def test_images_that_point_away_from_each_other_are_not_pushed():
     """In a young network all similarities are positive; here half are not."""
-    made, generator = federation(), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     z, proxies = (F.normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64)) for n in (20, 4))
     q = (2 * torch.randn(20, 4, generator=generator, dtype=torch.float64)).softmax(1)
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    settings = replace(settings_of(made.experiment, 0.0), threshold=0.6)
-    model = model_of(made, made.server.state["theta"], made.server.state["statistics"])
-    expected = proxyfl_twin.ProxyFL(model, settings, prior).contrast(z, proxies, q)
-    found = federation(proxyfl={"threshold": 0.6}).server.method.contrast(z, proxies, q, prior, 12)
+    expected = proxyfl_twin.contrast(z, proxies, q, prior, 0.6)
+    found = contrast(z, proxies, q, prior, 0.6, 12)
     assert 0 < (q.amax(1) > 0.6).sum() < 20
     torch.testing.assert_close(found, torch.stack(expected[:12]), rtol=1e-12, atol=1e-12)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.client import Client, Named, Settings, cross_entropy
+from oracle.proxyfl_twin import contrast
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Lesson:
     on: str = "unlabelled"
     calibrate: str = "none"
     strength: float = 1.0
+    contrast: float = 0.0
 
 
 class FedTutor(Client):
@@ -41,14 +43,28 @@ class FedTutor(Client):
         return self.tutor(images).softmax(1)
 
     def step(self, x: Tensor, y: Tensor, weak: Tensor, strong: Tensor) -> Named:
-        on_x, on_strong = self.predict(x, strong)
+        if self.lesson.contrast:
+            h = nn.Sequential(*list(self.theta.network)[:-1])(torch.cat([x, strong]))
+            on_x, on_strong = self.theta.network[-1](h).split([len(x), len(strong)])
+        else:
+            on_x, on_strong = self.predict(x, strong)
         loss = cross_entropy(y, on_x + self.prior_l).mean()
         if self.lesson.on != "unlabelled":
             loss = loss + self.lesson.weight * self.lessons(self.ask(x), on_x + self.prior_l).mean()
         if self.lesson.on != "labelled":
             loss = loss + self.lesson.weight * self.lessons(self.ask(weak), on_strong + self.prior_u).mean()
+        if self.lesson.contrast:
+            loss = loss + self.lesson.contrast * self.apart(h, y, self.ask(weak))
         self.descend(loss)
         return {}
+
+    def apart(self, h: Tensor, y: Tensor, q: Tensor) -> Tensor:
+        """ProxyFL's loss of the strong views; h are the features of x and of them."""
+        z = [row / row.norm() for row in self.theta.feature(h)]
+        proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
+        classes = [*torch.eye(q.shape[1], dtype=q.dtype)[y], *q]
+        uniform = torch.full_like(q[0], 1 / q.shape[1])
+        return torch.stack(contrast(z, proxies, classes, uniform, self.lesson.threshold)[len(y) :]).mean()
 
     def lessons(self, q: Tensor, logits: Tensor) -> Tensor:
         """The loss of each image, one after the other."""

@@ -21,6 +21,7 @@ from oracle.client import Client as Twin
 from oracle.client import Settings
 from oracle.feddure_twin import MAML, AvgCReg, AvgFReg, CReg, FedDure, FReg, new_f_reg
 from oracle.fixmatch_twin import UDA, FixMatch
+from oracle.proxyfl_twin import Model
 
 CLASSES = 4
 FIXMATCH = {"fedavg-fixmatch": FixMatch, "fedprox-fixmatch": FixMatch, "baseline+maml": MAML}
@@ -111,8 +112,23 @@ def module_of(federation: Federation, theta: Tensor, statistics: Tensor) -> nn.M
     return module
 
 
+def headed_of(federation: Federation, theta: Tensor, statistics: Tensor) -> Model:
+    """An ordinary module with these parameters, and ProxyFL's heads with theirs."""
+    network = module_of(federation, theta, statistics)
+    values, features = federation.server.program.network.parameters.views(theta), network[-1].in_features
+    feature, proxy = nn.Linear(features, features).double(), nn.Linear(features, features, bias=False).double()
+    with torch.no_grad():
+        feature.weight.copy_(values["head:feature.weight"])
+        feature.bias.copy_(values["head:feature.bias"])
+        proxy.weight.copy_(values["head:proxy.weight"])
+    return Model(network, feature, proxy)
+
+
 def flat_of(federation: Federation, module: nn.Module) -> tuple[Tensor, Tensor]:
-    """A module's parameters and statistics in the engine's order."""
+    """A module's parameters and statistics in the engine's order, with its heads' if it has any."""
+    if isinstance(module, Model):
+        heads = {"feature": module.feature, "proxy": module.proxy}
+        return federation.server.program.network.take(module.network, heads)
     return federation.server.program.network.take(module)
 
 

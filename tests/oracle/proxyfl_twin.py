@@ -20,18 +20,38 @@ class Model(nn.Module):
         return self.network(images)
 
 
+def is_sure(q: Tensor, threshold: float) -> bool:
+    return bool(q.max() >= threshold)
+
+
+def contrast(
+    z: Sequence[Tensor], proxies: Sequence[Tensor], q: Sequence[Tensor], prior: Tensor, threshold: float
+) -> list[Tensor]:
+    """Each image against its proxies and all images that share no class with it."""
+
+    def candidates(q: Tensor) -> set[int]:
+        if is_sure(q, threshold):
+            return {int(q.argmax())}
+        return {c for c in range(len(q)) if q[c] > prior[c]}
+
+    losses = []
+    for z_i, q_i in zip(z, q, strict=True):
+        mine = candidates(q_i)
+        share = {int(q_i.argmax()): 1.0} if is_sure(q_i, threshold) else {c: q_i[c] for c in mine}
+        positive = sum(weight * (z_i @ proxies[c]) for c, weight in share.items())
+        others = [z_i @ z_j for z_j, q_j in zip(z, q, strict=True) if not mine & candidates(q_j)]
+        negatives = [similarity for similarity in others if similarity >= 1e-6]
+        losses.append(-torch.stack([positive, *negatives]).log_softmax(0)[0])
+    return losses
+
+
 class ProxyFL(Client):
     def __init__(self, received: Model, settings: Settings, prior: Tensor):
         super().__init__(received, settings)
         self.prior = prior
 
     def sure(self, q: Tensor) -> bool:
-        return bool(q.max() >= self.settings.threshold)
-
-    def candidates(self, q: Tensor) -> set[int]:
-        if self.sure(q):
-            return {int(q.argmax())}
-        return {c for c in range(len(q)) if q[c] > self.prior[c]}
+        return is_sure(q, self.settings.threshold)
 
     def step(self, x: Tensor, y: Tensor, weak: Tensor, strong: Tensor) -> Named:
         h = nn.Sequential(*list(self.theta.network)[:-1])(torch.cat([x, weak, strong]))
@@ -44,21 +64,9 @@ class ProxyFL(Client):
             loss = loss - counted[-1] * row.log_softmax(0)[q_i.argmax()] / len(q)
         z = [row / row.norm() for row in self.theta.feature(h)]
         proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
-        contrast = self.contrast(z, proxies, [*q_x, *q, *q])[len(x) :]
-        self.descend(loss + sum(contrast) / len(contrast))
+        apart = contrast(z, proxies, [*q_x, *q, *q], self.prior, self.settings.threshold)[len(x) :]
+        self.descend(loss + sum(apart) / len(apart))
         return {"mask": torch.tensor(counted, dtype=on_x.dtype)}
-
-    def contrast(self, z: Sequence[Tensor], proxies: Sequence[Tensor], q: Sequence[Tensor]) -> list[Tensor]:
-        """Each image against its proxies and all images that share no class with it."""
-        losses = []
-        for z_i, q_i in zip(z, q, strict=True):
-            mine = self.candidates(q_i)
-            share = {int(q_i.argmax()): 1.0} if self.sure(q_i) else {c: q_i[c] for c in mine}
-            positive = sum(weight * (z_i @ proxies[c]) for c, weight in share.items())
-            others = [z_i @ z_j for z_j, q_j in zip(z, q, strict=True) if not mine & self.candidates(q_j)]
-            negatives = [similarity for similarity in others if similarity >= 1e-6]
-            losses.append(-torch.stack([positive, *negatives]).log_softmax(0)[0])
-        return losses
 
     def count_classes(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Labels, and the global model's sure classes, of these steps' (labels, weak views)."""

@@ -11,18 +11,23 @@ no gradient, one local step is
 
 with p_i = softmax f(T_s(u_i)); the student's pass is [x; T_s(u)]. `calibrate` tells a client its own class mixes: the
 losses see the logits + a log π, with π_l = (n_c + 1) / (n + C) of its labelled images and π_u the mean of q over the
-round. The tutor is frozen, so q of all steps is made in large batches before them.
+round. `contrast` adds ProxyFL's L_c on the features of T_s(u), with q as the images' classes, the labels as those of x,
+and a uniform π, so that nothing but the model is sent. The tutor is frozen, so q of all steps is made in large batches
+before them.
 """
 
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from feddure.config import Experiment
 from feddure.data.batches import Batch, Needs
-from feddure.methods import base
+from feddure.errors import ConfigError
+from feddure.methods import base, proxyfl
 from feddure.methods.base import Client, State, mean, record
 from feddure.methods.teacher import Source, WithTeacher, soft_cross_entropy
 
@@ -45,6 +50,9 @@ class Options(base.Options):
         "none", description="Losses that are told the client's own class mix."
     )
     strength: float = Field(1.0, ge=0, description="How much of the class mix a calibrated loss is told.")
+    contrast: float = Field(
+        0.0, ge=0, description="Weight of ProxyFL's contrast of features with proxies of the tutor's classes."
+    )
     shuffle: bool = Field(False, description="A control: the tutor's predictions go to the wrong images.")
 
 
@@ -58,9 +66,17 @@ class FedTutor(WithTeacher):
     needs = Needs(weak=True, strong=True)
     passes = 1.2
 
+    def __init__(self, experiment: Experiment):
+        super().__init__(experiment)
+        if self.options.contrast and self.options.on == "labelled":
+            raise ConfigError("fedtutor.contrast: it is about unlabelled images; set fedtutor.on=unlabelled or both")
+
     @property
     def source(self) -> Source:
         return self.options.tutor
+
+    def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
+        return proxyfl.heads(features) if self.options.contrast else {}
 
     # --- a client's round ----------------------------------------------------------------------------
     def allocate(self, client: Client) -> None:
@@ -87,18 +103,32 @@ class FedTutor(WithTeacher):
             prior[1].copy_(strength * (q.flatten(0, 1).mean(0) + 1e-3).log())
 
     def step(self, client: Client, batch: Batch) -> State:
-        on_x, on_u = client.model(batch.labelled, batch.strong)
-        of_x, of_u = client.state["log_prior"]
-        supervised = mean(base.cross_entropy(on_x + of_x, batch.labels))
+        if self.options.contrast:
+            (on_x, of_x), (on_u, of_u) = client.features(batch.labelled, batch.strong)
+            contrast = mean(self.contrast(client, batch, torch.cat([of_u, of_x])))
+        else:
+            (on_x, on_u), contrast = client.model(batch.labelled, batch.strong), client.theta.new_zeros(())
+        prior_x, prior_u = client.state["log_prior"]
+        supervised = mean(base.cross_entropy(on_x + prior_x, batch.labels))
         losses = {}
         if "labelled" in batch.made:
-            losses["labelled"] = self.loss(batch.made["labelled"], on_x + of_x)
+            losses["labelled"] = self.loss(batch.made["labelled"], on_x + prior_x)
         if "unlabelled" in batch.made:
-            losses["unlabelled"] = self.loss(batch.made["unlabelled"], on_u + of_u)
-        client.descend(supervised + self.options.weight * sum(mean(values) for values in losses.values()))
+            losses["unlabelled"] = self.loss(batch.made["unlabelled"], on_u + prior_u)
+        taught = self.options.weight * sum(mean(values) for values in losses.values())
+        client.descend(supervised + taught + self.options.contrast * contrast)
         q = batch.made.get("unlabelled", on_u.detach().softmax(1))
         found = losses.get("unlabelled", on_u.new_zeros(len(on_u)))
         return record(supervised, found, torch.ones_like(found), q.argmax(1))
+
+    def contrast(self, client: Client, batch: Batch, features: Tensor) -> Tensor:
+        """L_c of the strong views, whose features come first; the labelled images are pushed away alone."""
+        z = F.normalize(client.head("feature", features))
+        proxies = F.normalize(client.head("proxy", client.classifier))
+        labels = F.one_hot(batch.labels, client.classes).to(z.dtype)
+        q = torch.cat([batch.made["unlabelled"], labels])
+        uniform = torch.full_like(q[0], 1 / client.classes)
+        return proxyfl.contrast(z, proxies, q, uniform, self.options.threshold, len(batch.strong))
 
     def loss(self, q: Tensor, logits: Tensor) -> Tensor:
         """ℓ of each image."""

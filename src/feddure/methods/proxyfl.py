@@ -60,7 +60,7 @@ class ProxyFL(Method):
     _tuner: "Tuner | None" = None
 
     def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
-        return {"feature": nn.Linear(features, features), "proxy": nn.Linear(features, features, bias=False)}
+        return heads(features)
 
     # --- a client's round ----------------------------------------------------------------------------
     def allocate(self, client: Client) -> None:
@@ -91,22 +91,10 @@ class ProxyFL(Method):
         z = F.normalize(client.head("feature", torch.cat([of_weak, of_strong, of_x])))
         proxies = F.normalize(client.head("proxy", client.classifier))
         of_each = torch.cat([q, q, batch.made["labelled"]])
-        contrast = mean(self.contrast(z, proxies, of_each, client.state["prior"], 2 * len(q)))
+        apart = contrast(z, proxies, of_each, client.state["prior"], self.options.threshold, 2 * len(q))
         supervised = mean(cross_entropy(on_x, batch.labels))
-        client.descend(supervised + mean(counted * losses) + contrast)
-        return record(supervised, losses, counted, q.argmax(1)) | {"loss_proxy": contrast.detach()}
-
-    def contrast(self, z: Tensor, proxies: Tensor, q: Tensor, prior: Tensor, own: int) -> Tensor:
-        """L_c of the first `own` images; all may be pushed away."""
-        confidence, label = q.max(1)
-        sure = (confidence >= self.options.threshold).unsqueeze(1)
-        best = F.one_hot(label, q.shape[1]).to(q.dtype)
-        classes = torch.where(sure, best, (q > prior).to(q.dtype))
-        positive = (z[:own] * (torch.where(sure, best, q * classes)[:own] @ proxies)).sum(1, keepdim=True)
-        similarity = z[:own] @ z.T
-        pushed = (classes[:own] @ classes.T == 0) & (similarity >= LEAST)
-        every = torch.cat([positive, similarity.masked_fill(~pushed, -torch.inf)], 1)
-        return every.logsumexp(1) - positive.squeeze(1)
+        client.descend(supervised + mean(counted * losses) + mean(apart))
+        return record(supervised, losses, counted, q.argmax(1)) | {"loss_proxy": mean(apart).detach()}
 
     def upload(self, client: Client) -> State:
         return super().upload(client) | {"counts": client.state["counts"]}
@@ -153,6 +141,24 @@ class ProxyFL(Method):
 
     def _rows(self, theta: Tensor) -> Tensor:
         return self._network.rows(self._network.parameters.views(theta))
+
+
+def contrast(z: Tensor, proxies: Tensor, q: Tensor, prior: Tensor, threshold: float, own: int) -> Tensor:
+    """L_c of the first `own` images; all may be pushed away."""
+    confidence, label = q.max(1)
+    sure = (confidence >= threshold).unsqueeze(1)
+    best = F.one_hot(label, q.shape[1]).to(q.dtype)
+    classes = torch.where(sure, best, (q > prior).to(q.dtype))
+    positive = (z[:own] * (torch.where(sure, best, q * classes)[:own] @ proxies)).sum(1, keepdim=True)
+    similarity = z[:own] @ z.T
+    pushed = (classes[:own] @ classes.T == 0) & (similarity >= LEAST)
+    every = torch.cat([positive, similarity.masked_fill(~pushed, -torch.inf)], 1)
+    return every.logsumexp(1) - positive.squeeze(1)
+
+
+def heads(features: int) -> dict[str, nn.Module]:
+    """W_f, b and W_p."""
+    return {"feature": nn.Linear(features, features), "proxy": nn.Linear(features, features, bias=False)}
 
 
 class Tuner:
