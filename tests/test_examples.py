@@ -49,7 +49,9 @@ def test_all_examples_are_tested():
         "tutor.yaml",
         "controls.py",
         "controls.yaml",
+        "controls-demo.yaml",
         "optimisers.yaml",
+        "sage-protocol.yaml",
     }
 
 
@@ -197,10 +199,10 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
     assert counts[0][1].sum() == 360
 
 
-@pytest.mark.parametrize(("name", "points"), [("controls", 38), ("optimisers", 42)])
+@pytest.mark.parametrize(("name", "points"), [("controls", 38), ("controls-demo", 32), ("optimisers", 42), ("sage-protocol", 8)])
 def test_the_sweeps_of_controls_can_be_read(name, points, request):
-    if name == "controls":
+    if name.startswith("controls"):
         request.getfixturevalue("controls")
     found = sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True)
     assert len(found.points) == points
-    assert all(point.about for point in found.points) == (name == "controls")
+    assert all(point.about for point in found.points) == (name != "optimisers")

@@ -119,7 +119,7 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"grid": {"clients_per_round": [2, 11]}}, ConfigError, "clients_per_round is 11 but partition.clients is 10"),
         ({"grid": {"method": ["fedavg", "fedsure"]}}, ConfigError, "method 'fedsure': .* did you mean 'feddure'"),
         ({"grid": {"seed": [1]}}, ConfigError, "grid: seed was given; list all seeds under seeds"),
-        ({"grid": {"rounds": [3, 4]}}, ConfigError, "grid: rounds is in set too"),
+        ({"grid": {"rounds": [3, 4]}}, ConfigError, "set: rounds is in grid too"),
         ({"grid": {"engine.lanes": [1, 2]}}, ConfigError, "lanes 1' and 'engine lanes 2' are the same experiment"),
         ({"seeds": 3}, ConfigError, "seeds: 3 was given, expected a list of whole numbers"),
         ({"seeds": [0, True]}, ConfigError, "seeds: .* expected a list of whole numbers"),
@@ -128,7 +128,6 @@ def test_the_configuration_is_found_beside_the_file(tmp_path, monkeypatch):
         ({"cases": [{"norm": "group"}]}, ConfigError, "cases: number 1 has no name"),
         ({"cases": [{"name": "a"}, {"name": "a"}]}, ConfigError, "the name 'a' was given twice"),
         ({"cases": [{"name": "a", "method": "fedavg"}]}, ConfigError, "case 'a': method is in grid too"),
-        ({"cases": [{"name": "a", "rounds": 3}]}, ConfigError, "case 'a': rounds is in set too"),
         ({"cases": [{"name": "a", "norm": "layer"}]}, ConfigError, r"yaml: case 'a': norm: 'layer' was given"),
     ],
 )  # fmt: skip
@@ -136,6 +135,12 @@ def test_what_is_refused_names_the_file_and_the_key(tmp_path, changes, error, ma
     with pytest.raises(error, match=match) as caught:
         read(tmp_path, **changes)
     assert str(caught.value).startswith(f"{tmp_path / 'rates.yaml'}: ")
+
+
+def test_a_case_may_be_an_exception_from_what_is_set_for_all(tmp_path):
+    found = read(tmp_path, cases=[{"name": "usual"}, {"name": "longer", "rounds": 3}])
+    rounds = {point.case: point.cells[0].experiment.rounds for point in found.points}
+    assert rounds["longer"] == 3 != rounds["usual"]
 
 
 def test_mistakes_in_two_places_are_told_one_after_the_other(tmp_path):

@@ -265,12 +265,10 @@ def _repeated(values: Sequence[Any]) -> list[Any]:
 
 
 def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> None:
-    """A field has one place: set, grid or cases."""
-    places = {"set": fixed, "grid": axes} | {f"case '{name}'": changes for name, changes in cases.items()}
-    for where, fields in list(places.items())[1:]:
-        for other in ("set", "grid"):
-            for key in fields.keys() & places[other].keys() if other != where else ():
-                raise ConfigError(f"{where}: {key} is in {other} too; keep it in one of them")
+    """What the grid varies nothing else says; a case may be an exception from `set`."""
+    for where, fields in ({"set": fixed} | {f"case '{name}'": changes for name, changes in cases.items()}).items():
+        for key in fields.keys() & axes.keys():
+            raise ConfigError(f"{where}: {key} is in grid too; keep it in one of them")
 
 
 def _expect_different(points: Iterable[Point]) -> None:
