@@ -97,11 +97,12 @@ def disk(root: Path) -> dict[str, int]:
 
 
 def report(samples: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
-    """Growth per round, and the sizes at both ends."""
+    """Growth per round, and the sizes at both ends; of files, those that change."""
     counted = [sample for sample in samples if sample["round"] >= warm_up]
     rounds = [sample["round"] for sample in counted]
     totals = [{"all files": sum(sample["disk"].values())} | group(sample["disk"]) for sample in counted]
     last = counted[-1]
+    sizes = {name: [total.get(name, 0) for total in totals] for name in totals[-1]}
     return {
         "benchmark": "soak",
         "sites": len(SITES),
@@ -111,7 +112,7 @@ def report(samples: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
         "samples": len(counted),
         "seconds_per_round": (last["time"] - counted[0]["time"]) / max(1, rounds[-1] - rounds[0]),
         "memory": {name: growth(rounds, [s["memory"].get(name) for s in counted]) for name in last["memory"]},
-        "disk": {name: growth(rounds, [total.get(name, 0) for total in totals]) for name in totals[-1]},
+        "disk": {name: growth(rounds, each) for name, each in sizes.items() if len(set(each)) > 1},
     }
 
 
