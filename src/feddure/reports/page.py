@@ -12,14 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import pandas as pd
-from matplotlib.figure import Figure
 
-from feddure.reports import inline, style
+from feddure.reports import style
 from feddure.version import VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
 
@@ -130,8 +132,10 @@ def render(template: str, live: str = "", **content: Any) -> str:
     return _environment().get_template(template).render(about | content)
 
 
-def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
+def embed(figure: "Figure", alt: str, caption: str = "", reading: str = "") -> Picture:
     """A figure as a page can hold it."""
+    from feddure.reports import inline  # matplotlib, which the live page does without
+
     across, up = figure.get_size_inches()
     drawn = inline.svg(figure)
     found = inline.values(figure)  # where axes lie is known now
@@ -139,7 +143,7 @@ def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Pic
     return Picture(alt, round(100 * across), round(100 * up), caption, reading, drawn, values)
 
 
-def table(frame: pd.DataFrame, **about: Any) -> Table:
+def table(frame: "pd.DataFrame", **about: Any) -> Table:
     """A frame of texts as a page shows it."""
     rows = [[str(value) for value in row] for row in frame.itertuples(index=False)]
     return Table([str(name) for name in frame.columns], rows, **about)
