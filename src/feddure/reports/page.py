@@ -82,7 +82,8 @@ class Files:
 
     def links(self) -> list[tuple[str, str]]:
         """Names and data URIs."""
-        return [(name, f"data:text/plain;base64,{_encoded(text)}") for name, text in self.files.items()]
+        encoded = {name: base64.b64encode(text.encode(errors="replace")) for name, text in self.files.items()}
+        return [(name, f"data:text/plain;base64,{code.decode()}") for name, code in encoded.items()]
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,3 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["kind"] = lambda part: type(part).__name__
     return made
-
-
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode(errors="replace")).decode()

@@ -6,7 +6,6 @@ them PyTorch, are not imported at all: the page is there at once.
 
 import json
 import os
-import stat
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from feddure.files import parse_yaml, read_regular, readable
+from feddure.files import open_regular, parse_yaml, read_regular, readable
 from feddure.reports import style
 from feddure.tracking import records, schema
 from feddure.tracking.summary import duration
@@ -61,18 +60,15 @@ class Tail:
     def new(self) -> tuple[bool, list[records.Record]]:
         """Whether it starts over, and the records since the last call; lines that are not records are left out."""
         try:
-            number = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            with open_regular(self.path) as file:
+                about = os.fstat(file.fileno())
+                over = about.st_ino != self._inode or about.st_size < self._read
+                if over:
+                    self._read, self._inode, self._rest = 0, about.st_ino, b""
+                file.seek(self._read)
+                text = file.read()
         except OSError:
             return False, []
-        with os.fdopen(number, "rb") as file:
-            about = os.fstat(number)
-            if not stat.S_ISREG(about.st_mode):
-                return False, []
-            over = about.st_ino != self._inode or about.st_size < self._read
-            if over:
-                self._read, self._inode, self._rest = 0, about.st_ino, b""
-            file.seek(self._read)
-            text = file.read()
         self._read += len(text)
         *lines, self._rest = (self._rest + text).split(b"\n")
         return over, [record for line in lines if (record := _record(line))]
