@@ -8,11 +8,9 @@ timed. On CUDA the clock is a pair of device events around each call, after warm
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from typing import Any
 import numpy as np
 import PIL
 import torch
-from rich.console import Console
-from rich.table import Table
+from common import finish, seconds, spread
 
-from feddure import environment, rng
+from feddure import rng
 from feddure.data import augment, sources
 from feddure.errors import FeddureError
 
@@ -46,8 +43,8 @@ def main() -> None:
     def one_by_one() -> np.ndarray:
         return np.stack([augment_twin.strong(image, row) for image, row in zip(images, decisions, strict=True)])
 
-    pillow = on_cpu(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
-    clock = on_cuda if device.type == "cuda" else on_cpu
+    pillow = seconds(lambda: augment.plain(torch.from_numpy(one_by_one()), normalise), options.pillow_repeats)
+    clock = on_cuda if device.type == "cuda" else seconds
     batched = clock(lambda: augment.strong(on_device, decisions, normalise), options.repeats)
     differing = int((augment.strong(on_device, decisions).cpu().numpy() != one_by_one()).sum())
 
@@ -55,15 +52,12 @@ def main() -> None:
         "benchmark": "augment",
         "images": len(images),
         "shape": list(dataset.shape),
-        "environment": environment.describe() | {"pillow": PIL.__version__},
-        "pillow": summary(pillow, len(images)) | {"device": "cpu", "threads": 1},
+        "pillow": summary(pillow, len(images)) | {"version": PIL.__version__},
         "batched": summary(batched, len(images)) | {"device": options.device, "threads": torch.get_num_threads()},
         "speedup": round(statistics.median(pillow) / statistics.median(batched), 1),
         "differing_values": differing,
     }
-    show(report)
-    if options.json:
-        write(options.json, json.dumps(report, indent=2) + "\n")
+    finish(report, options.json)
 
 
 def parse() -> argparse.Namespace:
@@ -77,17 +71,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads of torch; default: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser.parse_args()
-
-
-def on_cpu(work: Callable[[], Any], repeats: int) -> list[float]:
-    """Seconds of each repeat, after one to warm up."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return seconds
 
 
 def on_cuda(work: Callable[[], Any], repeats: int) -> list[float]:
@@ -104,40 +87,8 @@ def on_cuda(work: Callable[[], Any], repeats: int) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in events]
 
 
-def summary(seconds: list[float], images: int) -> dict[str, Any]:
-    median = statistics.median(seconds)
-    return {
-        "repeats": len(seconds),
-        "median_s": round(median, 6),
-        "min_s": round(min(seconds), 6),
-        "max_s": round(max(seconds), 6),
-        "images_per_second": round(images / median),
-    }
-
-
-def show(report: dict[str, Any]) -> None:
-    console = Console()
-    place = report["environment"]
-    console.print(f"{place['cpu']}, {place['cores']} cores; GPU: {place['gpu'] or 'none'}", highlight=False)
-    versions = ", ".join(f"{name} {place[name]}" for name in ("python", "torch", "numpy", "pillow"))
-    console.print(versions, highlight=False)
-    table = Table("T_s", "device", "threads", "repeats", "median ms", "min–max ms", "images/s")
-    for name in ("pillow", "batched"):
-        row = report[name]
-        median, least, most = (1000 * row[key] for key in ("median_s", "min_s", "max_s"))
-        figures = (f"{median:.1f}", f"{least:.1f}–{most:.1f}", f"{row['images_per_second']:,}")
-        table.add_row(name, row["device"], str(row["threads"]), str(row["repeats"]), *figures)
-    console.print(table)
-    console.print(
-        f"{report['images']:,} images; {report['speedup']} times as fast; {report['differing_values']} values differ",
-        highlight=False,
-    )
-
-
-def write(file: Path, text: str) -> None:
-    aside = file.with_name(file.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
+def summary(times: list[float], images: int) -> dict[str, Any]:
+    return {"seconds": spread(times), "images_per_second": round(images / statistics.median(times))}
 
 
 if __name__ == "__main__":

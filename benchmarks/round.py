@@ -25,7 +25,6 @@ def main() -> None:
     options = parse()
     cuda = torch.cuda.is_available()
     clients = [int(n) for n in options.clients.split(",")] if options.clients else [5, 20] if cuda else [2]
-    lane_counts = [1, 5, 10, 20, 40] if cuda else [1]
     dataset = noise_images()
     report: dict = {"benchmark": "round", "method": "fedavg-sl", "model": options.model, "steps": options.steps}
     report["against_plain_loop"] = []
@@ -53,14 +52,6 @@ def main() -> None:
                 "compile_and_capture_s": build,
             }
         )
-    report["by_lanes"] = []
-    for lanes in lane_counts:
-        experiment = load("fedavg-sl", model=options.model, engine__lanes=lanes)
-        engine = Engine(experiment.engine)
-        tasks = make_tasks(engine, experiment, dataset, lanes, options.steps)
-        engine.lanes.prepare(tasks)
-        found = spread(seconds(lambda: engine.run(tasks), options.repeats), 1000 / options.steps / lanes)  # noqa: B023
-        report["by_lanes"].append({"lanes": lanes, "ms_per_client_step": found})
     finish(report, options.json)
 
 

@@ -68,25 +68,20 @@ def draw(report: dict):
             axes.barh(span["lane"], length, left=span["start"], height=0.8, color=colour, edgecolor="white")
             label = f"client {span['client']}\n{span['steps']} step{'s' * (span['steps'] > 1)}"
             if length > 0.055 * max(s["end"] for s in spans):
-                middle = span["start"] + length / 2
-                axes.text(
-                    middle,
-                    span["lane"],
-                    label,
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="black" if colour != "#000000" else "white",
-                )
+                fmt = {
+                    "ha": "center",
+                    "va": "center",
+                    "size": 7,
+                    "color": "white" if colour == style.BLACK else "black",
+                }
+                axes.text(span["start"] + length / 2, span["lane"], label, **fmt)
         axes.set_yticks(range(lanes), [f"lane {lane}" for lane in range(lanes)])
         axes.invert_yaxis()
         axes.set_xlabel("seconds since the round began")
         busy = sum(s["end"] - s["start"] for s in spans) / (lanes * max(s["end"] for s in spans))
         axes.set_title(
-            f"One round of {report['method']}: {len(spans)} Dirichlet clients on {lanes} lanes, {busy:.0%} busy",
-            loc="left",
+            f"One round of {report['method']}: {len(spans)} Dirichlet clients on {lanes} lanes, {busy:.0%} busy"
         )
-        figure.tight_layout()
     return figure
 
 

@@ -7,6 +7,7 @@ theirs can differ from the cells. A table stands between `<!-- table: NAME -->` 
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import pandas as pd
 import performance
 import yaml
 from matplotlib.lines import Line2D
+from performance import table
 
 from feddure import experiments
 from feddure.reports import frame, style
@@ -47,9 +49,11 @@ RELEASED = "d with the released code's sign"
 HALF = "every pseudo label at half weight"
 LAST10, AVERAGED = "accuracy_last10", "averaged"
 NOTHING = "–"
+DEMO = ("iid-iid", "dir-dir")
+DATASETS = ("cifar10", "fashion-mnist")
+RIGHT_SURE = ("accuracy", "confidence")
 
 Runs = pd.DataFrame
-Line = Sequence[str]
 
 
 # --- cells ---------------------------------------------------------------------------------------------------
@@ -152,22 +156,25 @@ def triple(values: Iterable[str]) -> str:
     return " / ".join(values)
 
 
+def by_three(rows: Runs, text: Callable[[Runs], str] = mean) -> str:
+    """A text for each of the three settings."""
+    return triple(text(pick(rows, setting=setting)) for setting in SETTINGS)
+
+
 def paper(study: str, dataset: str, method: str) -> str:
     """What the paper prints in the three settings."""
     found = printed(study)
     return triple(f"{found[place]:.2f}" if (place := (dataset, s, method)) in found else NOTHING for s in SETTINGS)
 
 
-def table(head: Line, lines: Iterable[Line], numbers_from: int = 1) -> str:
-    """Markdown; columns from `numbers_from` on are aligned to the right."""
-    marks = ["---" if place < numbers_from else "---:" for place in range(len(head))]
-    return "\n".join(f"|{'|'.join(line)}|" for line in [head, marks, *lines])
+def grid(first: str, rows: Mapping[str, Any], text: Callable[[Any, Any], str], columns: Mapping[str, Any]) -> str:
+    """A text for each row and column, by their names."""
+    lines = ([name, *(text(row, column) for column in columns.values())] for name, row in rows.items())
+    return table([first, *columns], lines)
 
 
-def by_setting(first: str, rows: Mapping[str, Callable[[str], str]], settings: Sequence[str] = SETTINGS) -> str:
-    """A line for each name, a column for each setting."""
-    head = [first, *(setting.upper() for setting in settings)]
-    return table(head, [[name, *map(text, settings)] for name, text in rows.items()])
+def named(settings: Iterable[str]) -> dict[str, str]:
+    return {setting.upper(): setting for setting in settings}
 
 
 def seeds(rows: Runs) -> str:
@@ -178,54 +185,40 @@ def seeds(rows: Runs) -> str:
 # --- the tables of the pages ---------------------------------------------------------------------------------
 def fedtutor() -> str:
     every = runs("tutor")
-    lines = {}
-    for method, name in METHODS.items():
-        name = f"**{name}**" if method == "fedtutor" else name
-        lines[f"{name}, {seeds(pick(every, method=method))}"] = lambda s, m=method: both(
-            pick(every, method=m, setting=s)
-        )
-    return by_setting("last ten (averaged)", lines)
+    bold = METHODS | {"fedtutor": "**FedTutor**"}
+    rows = {f"{name}, {seeds(pick(every, method=method))}": method for method, name in bold.items()}
+    return grid("last ten (averaged)", rows, lambda m, s: both(pick(every, method=m, setting=s)), named(SETTINGS))
 
 
 def gains() -> str:
-    every, found = runs("tutor"), {}
-    for column, kind in ((LAST10, "last ten"), (AVERAGED, "averaged")):
-        for rival in ("fedavg-matched", "fedavg-fixmatch", "feddure"):
+    def text(row: tuple[str, str], setting: str) -> str:
+        here = pick(runs("tutor"), setting=setting)
+        return gain(pick(here, method="fedtutor"), pick(here, method=row[0]), row[1])
 
-            def text(setting: str, rival: str = rival, column: str = column) -> str:
-                here = pick(every, setting=setting)
-                return gain(pick(here, method="fedtutor"), pick(here, method=rival), column)
-
-            found[f"− {METHODS[rival]}, {kind}"] = text
-    return by_setting("FedTutor", found)
+    kinds, rivals = {LAST10: "last ten", AVERAGED: "averaged"}, list(METHODS)[:3]
+    rows = {f"− {METHODS[rival]}, {kind}": (rival, column) for column, kind in kinds.items() for rival in rivals}
+    return grid("FedTutor", rows, text, named(SETTINGS))
 
 
 def scarce() -> str:
-    every = pick(runs("scarce-labels"), labels=2.0)
-
-    def line(setting: str) -> Line:
+    every, lines = pick(runs("scarce-labels"), labels=2.0), []
+    for setting in SETTINGS[1:]:
         ours, theirs = (pick(every, setting=setting, method=m) for m in ("fedtutor", "fedavg-matched"))
-        return setting.upper(), both(theirs), both(ours), gain(ours, theirs), gain(ours, theirs, AVERAGED)
-
-    head = ("2 % labels", "labels only", "FedTutor", "last ten", "averaged")
-    return table(head, [line(s) for s in SETTINGS[1:]])
+        lines.append((setting.upper(), both(theirs), both(ours), gain(ours, theirs), gain(ours, theirs, AVERAGED)))
+    return table(("2 % labels", "labels only", "FedTutor", "last ten", "averaged"), lines)
 
 
 def labellers() -> str:
-    shown = ("labels only", "FixMatch", "FedTutor", "true labels on u")
-    every = pick_cases("controls", shown)
-    lines = [
-        (
-            name,
-            f"{per_cent(rows, 'probe_own_accuracy')} / {per_cent(rows, 'probe_own_confidence')}",
-            f"{per_cent(rows, 'probe_averaged_accuracy')} / {per_cent(rows, 'probe_averaged_confidence')}",
-            told(rows, "probe_drift", 3),
-            f"{per_cent(rows, 'probe_test_clients')} → {per_cent(rows, 'probe_test_aggregated')}",
-        )
-        for name, rows in every.items()
-    ]
-    head = (seeds(pd.concat(every.values())), "own: right / sure", "averaged model", "drift", "clients → together")
-    return table(head, lines)
+    every = pick_cases("controls", ("labels only", "FixMatch", "FedTutor", "true labels on u"))
+    columns: dict[str, Callable[[Runs], str]] = {
+        "own: right / sure": lambda rows: triple(per_cent(rows, f"probe_own_{what}") for what in RIGHT_SURE),
+        "averaged model": lambda rows: triple(per_cent(rows, f"probe_averaged_{what}") for what in RIGHT_SURE),
+        "drift": lambda rows: told(rows, "probe_drift", 3),
+        "clients → together": lambda rows: (
+            f"{per_cent(rows, 'probe_test_clients')} → {per_cent(rows, 'probe_test_aggregated')}"
+        ),
+    }
+    return grid(seeds(pd.concat(every.values())), every, lambda rows, text: text(rows), columns)
 
 
 CONTROLS = (
@@ -242,39 +235,31 @@ def controls(shown: Sequence[str] = CONTROLS, about: bool = False) -> str:
         beyond = [gain(rows, theirs, column) for column in (LAST10, AVERAGED)]
         own = [told.get("about", ""), ", ".join(map(str, sorted(rows["seed"])))] if about else []
         lines.append((name, *own, both(rows), *(beyond if name != "labels only" else [NOTHING] * 2)))
-    head = ["last ten (averaged)", "beyond labels only", "averaged"]
-    if about:
-        return table(["control", "why", "seeds", *head], lines, 3)
-    return table([seeds(pd.concat(every.values())), *head], lines)
+    first = ["control", "why", "seeds"] if about else [seeds(pd.concat(every.values()))]
+    return table([*first, "last ten (averaged)", "beyond labels only", "averaged"], lines, len(first))
 
 
 def price() -> str:
+    def seconds(rows: Runs) -> pd.Series:
+        return rows.set_index(["setting", "seed"])["seconds"]
+
     lines = []
     for method, name in METHODS.items():
         study = "tutor" if method == "feddure" else "controls"  # times compare within a command alone
         ours, fixmatch = (pick(runs(study), method=m) for m in (method, "fedavg-fixmatch"))
         ours = pick(ours, case=name) if study == "controls" else ours
         sizes = [_mean(ours[f"bytes_{way}"] / ours["rounds"] / ours["clients_per_round"]) for way in ("down", "up")]
-        shared = by_run(ours).keys() & by_run(fixmatch).keys()
-        times = _mean(by_run(ours)[key] / by_run(fixmatch)[key] for key in shared)
+        times = _mean(seconds(ours) / seconds(fixmatch))
         lines.append((name, *(data_size(size or 0) for size in sizes), f"{times:.2f}"))
     return table(("a client and round", "down", "up", "time, FixMatch = 1"), lines)
-
-
-def by_run(rows: Runs) -> dict[tuple[str, int], float]:
-    """Seconds by setting and seed."""
-    places = zip(rows["setting"], rows["seed"], strict=True)
-    return dict(zip(places, rows["seconds"], strict=True))
 
 
 def from_paper() -> str:
     lines = []
     for method in ("fedavg", "fedavg-fixmatch", "fedmatch", "feddure", "fedavg-sl"):
-        line = [TABLE1[method]]
-        for dataset in ("cifar10", "fashion-mnist"):
-            rows = pick(table1(dataset), method=method)
-            line += [triple(mean(pick(rows, setting=s)) for s in SETTINGS), paper("table1", dataset, method)]
-        lines.append(line)
+        ours = [by_three(pick(table1(dataset), method=method)) for dataset in DATASETS]
+        theirs = [paper("table1", dataset, method) for dataset in DATASETS]
+        lines.append((TABLE1[method], ours[0], theirs[0], ours[1], theirs[1]))
     return table(("IID-IID / IID-DIR / DIR-DIR", "CIFAR-10", "paper", "Fashion-MNIST", "paper"), lines)
 
 
@@ -286,138 +271,128 @@ def regulators() -> str:
         rows = pick(every, case=name)
         knows = NOTHING if name in ("labels only", HALF) else told(rows, "weight_auroc")
         theirs = paper("table2", "cifar10", of_paper[name]) if name in of_paper else NOTHING
-        lines.append((name.replace(RELEASED, "released sign"),
-                      triple(mean(pick(rows, setting=s)) for s in SETTINGS), theirs, knows))  # fmt: skip
+        lines.append((name.replace(RELEASED, "released sign"), by_three(rows), theirs, knows))
     return table(("5 steps, last ten", "ours", "paper", "AUROC of weights"), lines)
 
 
-def few_labels() -> str:
+def few_labels(counts: Sequence[int] = (1, 8), whole: bool = False) -> str:
+    """Differences from labels only; the `whole` table has more cases, and accuracies before the differences."""
     every = runs("few-labels")
-    shown = [(s, n) for s in ("iid-iid", "dir-dir") for n in (1, 8)]
-    lines = []
-    for name in ("FixMatch", "FedDure"):
-        line = [f"{name} − labels only"]
-        for setting, count in shown:
-            here = pick(every, setting=setting, labels_per_class=count)
-            line.append(gain(pick(here, case=name), pick(here, case="labels only")))
-        lines.append(line)
-    return table(("labels a class and client", *(f"{s.upper()}, {n}" for s, n in shown)), lines)
+    columns = {f"{s.upper()}, {n}": {"setting": s, "labels_per_class": n} for s in DEMO for n in counts}
+
+    def text(names: tuple[str, ...], column: Mapping[str, Any]) -> str:
+        found = [pick(every, case=name, **column) for name in names]
+        return spread(*found) if len(found) == 1 else gain(*found)
+
+    names = list(cases("few-labels")) if whole else ["labels only", "FixMatch", "FedDure"]
+    rows: dict[str, tuple[str, ...]] = {name: (name,) for name in names} if whole else {}
+    rows |= {f"{name} − labels only": (name, "labels only") for name in names[1:]}
+    return grid("" if whole else "labels a class and client", rows, text, columns)
 
 
 def averaging() -> str:
-    five, fine = table1(), runs("tutor")
-    lines = []
-    for method, name in METHODS.items():
-        line = [name]
-        for rows in (pick(five, method=method), pick(fine, method=method)):
-            line += [triple(_rise(pick(rows, setting=s)) for s in SETTINGS)]
-        lines.append(line)
-    return table(("averaged − last ten, three settings", "5 steps", "45 steps"), lines)
+    def rise(rows: Runs) -> str:
+        found = _mean(rows[AVERAGED] - rows[LAST10])
+        return NOTHING if found is None else signed(found)
+
+    columns = {"5 steps": table1(), "45 steps": runs("tutor")}
+    rows = {name: method for method, name in METHODS.items()}
+    first = "averaged − last ten, three settings"
+    return grid(first, rows, lambda method, every: by_three(pick(every, method=method), rise), columns)
 
 
-def _rise(rows: Runs) -> str:
-    found = _mean(rows[AVERAGED] - rows[LAST10])
-    return NOTHING if found is None else signed(found)
-
-
-ATTACKS = {"none": "none", "scale": "× 10", "sign-flip": "sign flip", "noise": "noise", "label-flip": "label flip",
-           "lie-about-counts": "false counts"}  # fmt: skip
+ATTACKS = {"none": "none", "× 10": "scale", "sign flip": "sign-flip", "noise": "noise", "label flip": "label-flip",
+           "false counts": "lie-about-counts"}  # fmt: skip
 
 
 def attacks(setting: str = "dir-dir", column: str = "accuracy_ema") -> str:
     every = pick(runs("attacks"), setting=setting)
-    lines = [
-        (name, *(mean(pick(every, case=name, attack=kind), column) for kind in ATTACKS)) for name in cases("attacks")
-    ]
-    return table((setting.upper(), *ATTACKS.values()), lines)
+    rows = {name: name for name in cases("attacks")}
+    return grid(setting.upper(), rows, lambda n, kind: mean(pick(every, case=n, attack=kind), column), ATTACKS)
 
 
 # --- the tables of the appendix ------------------------------------------------------------------------------
-def _accuracies(
-    every: Runs, methods: Mapping[str, str], settings: Sequence[str] = SETTINGS, against: str = "fedavg-matched",
-    dataset: str = "",
-) -> str:  # fmt: skip
-    """Accuracies, and differences from labels only, of both models."""
-    lines, differences = [], []
+def _spreads(every: Runs, methods: Mapping[str, str], settings: Sequence[str] = SETTINGS, study: str = "",
+             dataset: str = "cifar10") -> str:  # fmt: skip
+    """Accuracies of both models, and what the paper prints in a study."""
+    lines = []
     for method, name in methods.items():
         here = [pick(every, method=method, setting=setting) for setting in settings]
-        theirs = [pick(every, method=against, setting=setting) for setting in settings]
-        of_paper = [paper("table1", dataset, method)] if dataset else []
+        of_paper = [paper(study, dataset, method)] if study else []
         lines.append([name, *map(spread, here), *(spread(rows, AVERAGED) for rows in here), *of_paper])
-        if method != against:
-            pairs = list(zip(here, theirs, strict=True))
-            differences.append([name, *(gain(a, b) for a, b in pairs), *(gain(a, b, AVERAGED) for a, b in pairs)])
-    names = [s.upper() for s in settings]
-    head = ["", *names, *(f"averaged, {name}" for name in names)]
-    first = table([*head, "paper"] if dataset else head, lines)
-    return f"{first}\n\nBeyond labels only with as many steps:\n\n{table(head, differences)}"
+    return table([*_both_models(settings), *(["paper"] if study else ())], lines)
+
+
+def _both_models(settings: Sequence[str]) -> list[str]:
+    return ["", *named(settings), *(f"averaged, {name}" for name in named(settings))]
+
+
+def _accuracies(every: Runs, methods: Mapping[str, str], settings: Sequence[str] = SETTINGS, **about: str) -> str:
+    """Accuracies, and differences from labels only, of both models; of the methods that there are."""
+    methods = {method: name for method, name in methods.items() if method in set(every["method"])}
+    lines = []
+    for method in (method for method in methods if method != "fedavg-matched"):
+        pairs = [[pick(every, method=m, setting=s) for m in (method, "fedavg-matched")] for s in settings]
+        lines.append([methods[method], *(gain(*pair, column) for column in (LAST10, AVERAGED) for pair in pairs)])
+    differences = table(_both_models(settings), lines)
+    return f"{_spreads(every, methods, settings, **about)}\n\nBeyond labels only with as many steps:\n\n{differences}"
+
+
+def _scarce_tables() -> str:
+    return "\n\n".join(
+        f"{labels:g} % labels, {seeds(rows)}:\n\n{_accuracies(rows, METHODS, SETTINGS[1:])}"
+        for labels, rows in runs("scarce-labels").groupby("labels")
+    )
 
 
 def _probes() -> str:
     lines = []
     for name, rows in pick_cases("controls", cases("controls")).items():
-        line = [name]
-        for who in ("own", "global", "averaged"):
-            parts = [per_cent(rows, f"probe_{who}_{what}") for what in ("accuracy", "confidence", "calibration_error")]
-            line.append(triple(parts))
-        line += [told(rows, "probe_drift", 3), told(rows, "probe_cosine", 3)]
-        lines.append(
-            [*line, *(per_cent(rows, f"probe_test_{who}", 1) for who in ("received", "clients", "aggregated"))]
-        )
+        what = (*RIGHT_SURE, "calibration_error")
+        right = [triple(per_cent(rows, f"probe_{who}_{one}") for one in what) for who in ("own", "global", "averaged")]
+        far = [told(rows, f"probe_{name}", 3) for name in ("drift", "cosine")]
+        tests = [per_cent(rows, f"probe_test_{who}", 1) for who in ("received", "clients", "aggregated")]
+        lines.append([name, *right, *far, *tests])
     head = ("", "own", "received", "averaged", "drift", "cosine", "test: received", "clients", "aggregated")
     return table(head, lines)
 
 
-def _quarters(every: Runs) -> str:
-    def quarter(setting: str, method: str) -> str:
-        def means(name: str) -> list[float]:
-            curves = [[a for _, a, _ in curve] for curve in pick(every, method=name, setting=setting)["curve"]]
-            points = [statistics.fmean(column) for column in zip(*curves, strict=True)]
-            size = len(points) // 4
-            return [statistics.fmean(points[place : place + size]) for place in range(0, len(points), size)]
+def _quarters() -> str:
+    def means(method: str, setting: str) -> list[float]:
+        every = pick(table1(fine=True), method=method, setting=setting)["curve"]
+        points = [statistics.fmean(column) for column in zip(*([a for _, a, _ in one] for one in every), strict=True)]
+        size = len(points) // 4
+        return [statistics.fmean(points[place : place + size]) for place in range(0, len(points), size)]
 
-        return ", ".join(signed(a - b) for a, b in zip(means(method), means("fedavg-matched"), strict=True))
+    def text(method: str, setting: str) -> str:
+        pairs = zip(means(method, setting), means("fedavg-matched", setting), strict=True)
+        return ", ".join(signed(a - b) for a, b in pairs)
 
-    shown = {"FedDure": "feddure", "FixMatch": "fedavg-fixmatch"}
-    return by_setting("", {name: lambda s, m=m: quarter(s, m) for name, m in shown.items()})
+    return grid("", {"FedDure": "feddure", "FixMatch": "fedavg-fixmatch"}, text, named(SETTINGS))
 
 
 def _best() -> str:
-    first = pick(runs("reproduction"), dataset="cifar10", fine=False, gamma=0.5, labels=10.0)
-    released, lines = runs("regulators-cifar10"), []
-    shown = [("FedDure", pick(first, method="feddure"), "table1", "feddure"),
-             ("FedDure, released sign", pick(released, case=f"FedDure, {RELEASED}"), "table1", "feddure"),
-             ("F-reg alone", pick(first, method="f-reg"), "table2", "f-reg"),
-             ("C-reg alone, released sign", pick(released, case=f"C-reg alone, {RELEASED}"), "table2", "c-reg"),
-             ("FedMatch", pick(first, method="fedmatch"), "table1", "fedmatch"),
-             ("FedAvg*", pick(first, method="fedavg"), "table1", "fedavg")]  # fmt: skip
-    for name, rows, study, method in shown:
-        theirs = printed(study)
-        lines.append(
-            [name]
-            + [
-                triple(
-                    signed((_mean(pick(rows, setting=s)[column]) or 0) - theirs["cifar10", s, method]) for s in SETTINGS
-                )
-                for column in (LAST10, "best")
-            ]
-        )
-    return table(("IID-IID / IID-DIR / DIR-DIR", "last ten", "best of forty"), lines)
+    first, released = table1(), runs("regulators-cifar10")
+    rows = {
+        "FedDure": (pick(first, method="feddure"), "table1", "feddure"),
+        "FedDure, released sign": (pick(released, case=f"FedDure, {RELEASED}"), "table1", "feddure"),
+        "F-reg alone": (pick(first, method="f-reg"), "table2", "f-reg"),
+        "C-reg alone, released sign": (pick(released, case=f"C-reg alone, {RELEASED}"), "table2", "c-reg"),
+        "FedMatch": (pick(first, method="fedmatch"), "table1", "fedmatch"),
+        "FedAvg*": (pick(first, method="fedavg"), "table1", "fedavg"),
+    }
 
+    def text(row: tuple[Runs, str, str], column: str) -> str:
+        found, study, method = row
+        means = {setting: _mean(pick(found, setting=setting)[column]) or 0 for setting in SETTINGS}
+        return triple(signed(mean - printed(study)["cifar10", s, method]) for s, mean in means.items())
 
-def _ablation() -> str:
-    every, lines = table1(), []
-    for method, name in TABLE2.items():
-        here = [pick(every, method=method, setting=setting) for setting in SETTINGS]
-        lines.append([name, *map(spread, here), *(spread(rows, AVERAGED) for rows in here),
-                      paper("table2", "cifar10", method)])  # fmt: skip
-    names = [s.upper() for s in SETTINGS]
-    return table(["", *names, *(f"averaged, {name}" for name in names), "paper"], lines)
+    return grid("IID-IID / IID-DIR / DIR-DIR", rows, text, {"last ten": LAST10, "best of forty": "best"})
 
 
 def _of_cases(study: str, settings: Sequence[str]) -> str:
-    every = runs(study)
-    return by_setting("", {n: lambda s, n=n: spread(pick(every, case=n, setting=s)) for n in cases(study)}, settings)
+    rows = {name: name for name in cases(study)}
+    return grid("", rows, lambda n, s: spread(pick(runs(study), case=n, setting=s)), named(settings))
 
 
 PAIRS_CIFAR10 = (
@@ -434,88 +409,65 @@ PAIRS_DEMO = (
 
 
 def _pairs(study: str, settings: Sequence[str], pairs: Iterable[tuple[str, str]]) -> str:
-    every = runs(study)
+    def text(pair: tuple[str, str], setting: str) -> str:
+        return gain(*(pick(runs(study), setting=setting, case=case) for case in pair))
 
-    def text(setting: str, ours: str, theirs: str) -> str:
-        here = pick(every, setting=setting)
-        return gain(pick(here, case=ours), pick(here, case=theirs))
-
-    return by_setting("", {f"{a} − {b}": lambda s, a=a, b=b: text(s, a, b) for a, b in pairs}, settings)
+    return grid("", {" − ".join(pair): pair for pair in pairs}, text, named(settings))
 
 
 def _diagnostics() -> str:
-    parts = []
-    for preset, every in (("aaai24", table1()), ("aaai24-fine", table1(fine=True))):
-        full = {s: pick(every, method="feddure", setting=s) for s in SETTINGS}
-        fix = {s: pick(every, method="fedavg-fixmatch", setting=s) for s in SETTINGS}
-        lines: dict[str, Callable[[str], str]] = {
-            "F-reg's weight m, 10th to 90th percentile": lambda s, f=full: (
-                f"{told(f[s], 'weight_p10')} to {told(f[s], 'weight_p90')}"
-            ),
-            "AUROC of m for “this pseudo label is right”": lambda s, f=full: told(f[s], "weight_auroc"),
-            "pseudo labels right, plain / weighted by m, %": lambda s, f=full: (
-                f"{per_cent(f[s], 'pseudo_accuracy', 1)} / {per_cent(f[s], 'pseudo_accuracy_weighted', 1)}"
-            ),
-            "FixMatch's threshold: AUROC; right among those that pass, %": lambda s, f=fix: (
-                f"{told(f[s], 'weight_auroc')}; {per_cent(f[s], 'pseudo_accuracy_weighted')}"
-            ),
-            "C-reg's reward d (lowest to highest in a round)": lambda s, f=full: (
-                f"{told(f[s], 'd_mean')} ({told(f[s], 'd_lowest')} to {told(f[s], 'd_highest')})"
-            ),
-            "steps away from the pseudo labels, %": lambda s, f=full: per_cent(f[s], "ascent_share", 1),
-        }
-        parts.append(by_setting(f"`{preset}`", lines))
-    return "\n\n".join(parts)
+    full: dict[str, tuple[str, Callable[[Runs], str]]] = {
+        "F-reg's weight m, 10th to 90th percentile": ("feddure", lambda r: (
+            f"{told(r, 'weight_p10')} to {told(r, 'weight_p90')}")),
+        "AUROC of m for “this pseudo label is right”": ("feddure", lambda r: told(r, "weight_auroc")),
+        "pseudo labels right, plain / weighted by m, %": ("feddure", lambda r: triple(
+            per_cent(r, name, 1) for name in ("pseudo_accuracy", "pseudo_accuracy_weighted"))),
+        "FixMatch's threshold: AUROC; right among those that pass, %": ("fedavg-fixmatch", lambda r: (
+            f"{told(r, 'weight_auroc')}; {per_cent(r, 'pseudo_accuracy_weighted')}")),
+        "C-reg's reward d (lowest to highest in a round)": ("feddure", lambda r: (
+            f"{told(r, 'd_mean')} ({told(r, 'd_lowest')} to {told(r, 'd_highest')})")),
+        "steps away from the pseudo labels, %": ("feddure", lambda r: per_cent(r, "ascent_share", 1)),
+    }  # fmt: skip
+    return "\n\n".join(
+        grid(f"`{preset}`", full, lambda row, s, e=every: row[1](pick(e, method=row[0], setting=s)), named(SETTINGS))
+        for preset, every in (("aaai24", table1()), ("aaai24-fine", table1(fine=True)))
+    )
 
 
 def _signs() -> str:
-    every, lines = runs("regulators-cifar10"), {}
-    for case in ("C-reg alone", f"C-reg alone, {RELEASED}", "FedDure", f"FedDure, {RELEASED}"):
-        rows = {s: pick(every, case=case, setting=s) for s in SETTINGS}
-        name = case.replace(RELEASED, "released sign")
-        lines |= {
-            f"**{name}**": lambda s, r=rows: mean(r[s]),
-            f"{name}: d, mean": lambda s, r=rows: told(r[s], "d_mean"),
-            f"{name}: weight of a pseudo label": lambda s, r=rows: told(r[s], "weight_mean"),
-            f"{name}: steps away, %": lambda s, r=rows: per_cent(r[s], "ascent_share", 1),
-            f"{name}: loss on pseudo labels": lambda s, r=rows: told(r[s], "loss_unlabelled", 1),
-        }
-    return by_setting("", lines)
+    shown: dict[str, Callable[[Runs], str]] = {
+        "**{}**": mean,
+        "{}: d, mean": lambda rows: told(rows, "d_mean"),
+        "{}: weight of a pseudo label": lambda rows: told(rows, "weight_mean"),
+        "{}: steps away, %": lambda rows: per_cent(rows, "ascent_share", 1),
+        "{}: loss on pseudo labels": lambda rows: told(rows, "loss_unlabelled", 1),
+    }
+    every = ("C-reg alone", f"C-reg alone, {RELEASED}", "FedDure", f"FedDure, {RELEASED}")
+    rows = {
+        name.format(case.replace(RELEASED, "released sign")): (case, text)
+        for case in every
+        for name, text in shown.items()
+    }
+    found = runs("regulators-cifar10")
+    return grid("", rows, lambda row, s: row[1](pick(found, case=row[0], setting=s)), named(SETTINGS))
 
 
 def _slim() -> str:
-    lines = [
-        (n, mean(rows), per_cent(rows, "ascent_share"))
-        for n, rows in pick_cases("regulators-slim", cases("regulators-slim")).items()
-    ]
+    every = pick_cases("regulators-slim", cases("regulators-slim"))
+    lines = [(name, mean(rows), per_cent(rows, "ascent_share")) for name, rows in every.items()]
     return table(("`resnet9-slim`, IID-DIR, 100 rounds, seed 0", "last ten", "steps away, %"), lines)
 
 
-def _chart(axis: str, values: Sequence[float]) -> str:
-    every = pick(runs("reproduction"), dataset="cifar10", fine=False, seed=0)
-    every = pick(every, **({"gamma": 0.5} if axis == "labels" else {"labels": 10.0}))
-    lines = []
-    for setting in SETTINGS[1:]:
-        for method in ("fedavg-matched", "fedavg-fixmatch", "fedmatch", "feddure"):
-            here = pick(every, method=method, setting=setting)
-            name = METHODS.get(method, TABLE1[method])
-            lines.append([f"{setting.upper()}, {name}", *(both(here[(here[axis] - v).abs() < 1e-9]) for v in values)])
-    return table(["", *(f"{value:g} %" if axis == "labels" else f"γ = {value:g}" for value in values)], lines)
+def _chart(axis: str, columns: Mapping[str, float], **fixed: float) -> str:
+    every = pick(runs("reproduction"), dataset="cifar10", fine=False, seed=0, **fixed)
 
+    def text(row: Mapping[str, str], value: float) -> str:
+        here = pick(every, **row)
+        return both(here[(here[axis] - value).abs() < 1e-9])
 
-def _few() -> str:
-    every, lines = runs("few-labels"), []
-    shown = [(s, n) for s in ("iid-iid", "dir-dir") for n in (1, 2, 8)]
-    for name in cases("few-labels"):
-        here = [pick(every, case=name, setting=s, labels_per_class=n) for s, n in shown]
-        lines.append([name, *map(spread, here)])
-    for name in list(cases("few-labels"))[1:]:
-        line = [f"{name} − labels only"]
-        for setting, count in shown:
-            place = pick(every, setting=setting, labels_per_class=count)
-            line.append(gain(pick(place, case=name), pick(place, case="labels only")))
-        lines.append(line)
-    return table(["", *(f"{s.upper()}, {n}" for s, n in shown)], lines)
+    methods = {m: METHODS.get(m, TABLE1[m]) for m in ("fedavg-matched", "fedavg-fixmatch", "fedmatch", "feddure")}
+    rows = {f"{s.upper()}, {name}": {"setting": s, "method": m} for s in SETTINGS[1:] for m, name in methods.items()}
+    return grid("", rows, text, columns)
 
 
 def _repeats() -> str:
@@ -524,47 +476,26 @@ def _repeats() -> str:
     lines = []
     for (preset, method, setting), rows in older.groupby(["preset", "method", "setting"], sort=False):
         now = by_seed(pick(table1(fine=preset == "aaai24-fine"), method=method, setting=setting))
-        shared = [(seed, then) for seed, then in zip(rows["seed"], rows["accuracy_last10"], strict=True) if seed in now]
-        if shared:
-            lines.append((f"{method}, `{preset}`, {setting.upper()}", ", ".join(str(seed) for seed, _ in shared),
-                          ", ".join(f"{float(then):.2f}" for _, then in shared),
-                          ", ".join(f"{now[seed]:.2f}" for seed, _ in shared)))  # fmt: skip
+        rows = rows[rows["seed"].isin(now)]
+        if len(rows):
+            then = (f"{value:.2f}" for value in rows[LAST10].astype(float))
+            texts = (map(str, rows["seed"]), then, (f"{now[seed]:.2f}" for seed in rows["seed"]))
+            lines.append((f"{method}, `{preset}`, {setting.upper()}", *map(", ".join, texts)))
     return table(("", "seeds", "then", "now"), lines, 2)
 
 
 def _origins() -> str:
     lines = []
     for study in sorted(path.parent.name for path in RESULTS.glob("*/cells.jsonl")):
-        rows = runs(study)
-        commands: dict[tuple[str, str, str], int] = {}
-        for about in rows["environment"]:
-            key = (
-                about.get("command", ""),
-                about.get("commit", ""),
-                about.get("gpu") or f"{about.get('cores')} CPU cores",
-            )
-            commands[key] = commands.get(key, 0) + 1
-        lines += [(study, f"`{command}`", commit, where, str(n)) for (command, commit, where), n in commands.items()]
+        found = Counter(
+            (about.get("command", ""), about.get("commit", ""), about.get("gpu") or f"{about.get('cores')} CPU cores")
+            for about in runs(study)["environment"]
+        )
+        lines += [(study, f"`{command}`", commit, where, str(n)) for (command, commit, where), n in found.items()]
     return table(("study", "command", "commit", "hardware", "cells"), lines, 4)
 
 
 # --- pages ---------------------------------------------------------------------------------------------------
-def _scarce_tables() -> str:
-    every = runs("scarce-labels")
-    there = {method: name for method, name in METHODS.items() if method in set(every["method"])}
-    return "\n\n".join(
-        f"{labels:g} % labels, {seeds(rows)}:\n\n{_accuracies(rows, there, SETTINGS[1:])}"
-        for labels, rows in every.groupby("labels")
-    )
-
-
-def _fine() -> str:
-    every = table1(fine=True)
-    return _accuracies(every, {m: n for m, n in TABLE1.items() if m in set(every["method"])})
-
-
-DEMO = ("iid-iid", "dir-dir")
-
 TABLES: dict[str, Callable[[], str]] = {
     "fedtutor": fedtutor,
     "gains": gains,
@@ -584,12 +515,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "attacks-iid": lambda: attacks("iid-iid"),
     "attacks-iid-last": lambda: attacks("iid-iid", LAST10),
     "attacks-dir-last": lambda: attacks("dir-dir", LAST10),
-    "table1-cifar10": lambda: _accuracies(table1(), TABLE1, dataset="cifar10"),
-    "table1-fashion": lambda: _accuracies(table1("fashion-mnist"), TABLE1, dataset="fashion-mnist"),
-    "table1-fine": _fine,
-    "quarters": lambda: _quarters(table1(fine=True)),
+    "table1-cifar10": lambda: _accuracies(table1(), TABLE1, study="table1"),
+    "table1-fashion": lambda: _accuracies(table1(DATASETS[1]), TABLE1, study="table1", dataset=DATASETS[1]),
+    "table1-fine": lambda: _accuracies(table1(fine=True), TABLE1),
+    "quarters": _quarters,
     "best": _best,
-    "table2": _ablation,
+    "table2": lambda: _spreads(table1(), TABLE2, study="table2"),
     "all-regulators": lambda: _of_cases("regulators-cifar10", SETTINGS),
     "regulator-pairs": lambda: _pairs("regulators-cifar10", SETTINGS, PAIRS_CIFAR10),
     "diagnostics": _diagnostics,
@@ -597,9 +528,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "slim": _slim,
     "demo-regulators": lambda: _of_cases("regulators", DEMO),
     "demo-pairs": lambda: _pairs("regulators", DEMO, PAIRS_DEMO),
-    "chart-labels": lambda: _chart("labels", (2, 4, 10, 15, 20)),
-    "chart-gamma": lambda: _chart("gamma", (0.3, 0.5, 0.7, 1.0)),
-    "all-few-labels": _few,
+    "chart-labels": lambda: _chart("labels", {f"{share} %": share for share in (2, 4, 10, 15, 20)}, gamma=0.5),
+    "chart-gamma": lambda: _chart("gamma", {f"γ = {gamma:g}": gamma for gamma in (0.3, 0.5, 0.7, 1.0)}, labels=10.0),
+    "all-few-labels": lambda: few_labels((1, 2, 8), whole=True),
     "repeats": _repeats,
     "origins": _origins,
     **performance.TABLES,

@@ -4,10 +4,11 @@ import errno
 import json
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -35,12 +36,19 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
 
 
-def read_regular(path: Path) -> bytes:
-    """All of a regular file; a pipe or a device, which may have no end, is an OSError."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file to read; a pipe or a device, which may have no end, is an OSError."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
+        yield file
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a regular file."""
+    with open_regular(path) as file:
         return file.read()
 
 

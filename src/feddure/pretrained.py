@@ -5,14 +5,15 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from feddure.errors import ConfigError
 from feddure.files import read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
 """Of a run's folder: the last global model, and its average over rounds where the server keeps one."""
@@ -38,8 +39,10 @@ def identify(source: str | None) -> dict[str, str | None]:
         raise _unreadable(path, problem) from None
 
 
-def read(path: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors of a file, and what feddure wrote about them, if it did; refused where its hash is another."""
+    from safetensors.torch import load  # seconds to import, and not all who ask for names need it
+
     try:
         content = read_regular(path)
     except OSError as problem:
@@ -50,7 +53,7 @@ def read(path: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, A
             "or name the new one with --init for another experiment"
         )
     try:
-        tensors = safetensors.torch.load(content)
+        tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = json.loads(header.get("__metadata__", {}).get("feddure", "{}"))
     except (SafetensorError, ValueError) as problem:

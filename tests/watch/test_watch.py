@@ -15,14 +15,17 @@ import yaml
 import folders
 import tiny
 import waiting
+from feddure import methods
 from feddure.cli.watch import watch
 from feddure.errors import ConfigError, RunError
+from feddure.reports import style
 from feddure.simulation import runs
+from feddure.studies import sweep
 from feddure.studies.grid.failures import Problem
-from feddure.studies.grid.store import Cell, Store
+from feddure.studies.grid.store import Measurement, Store
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import Writer
-from feddure.watch import folder as watched_folder
+from feddure.watch import run as watched_run
 from feddure.watch.folder import Folder
 from feddure.watch.server import Server
 
@@ -104,8 +107,8 @@ def test_a_run_may_have_the_name_of_a_part_of_a_federation(tmp_path, server, qui
 
 
 def test_only_what_is_new_is_read_and_sent(tmp_path, server, monkeypatch):
-    parsed, parse = [], watched_folder._record
-    monkeypatch.setattr(watched_folder, "_record", lambda line: parsed.append(line) or parse(line))
+    parsed, parse = [], watched_run._record
+    monkeypatch.setattr(watched_run, "_record", lambda line: parsed.append(line) or parse(line))
     old = write_run(tmp_path / "old", metrics=[{"round": 1}])
     new = write_run(tmp_path / "new", metrics=[{"round": 1, "test": {"accuracy": 0.25}}])
     first = state(server)
@@ -130,9 +133,9 @@ def test_runs_that_are_stopped_stale_or_failed_say_so(tmp_path, server, monkeypa
     failed = write_run(tmp_path / "failed", metrics=[{"round": 1}])
     (failed / runs.FAILURE_FILE).write_text(json.dumps({"error": "out of <memory>"}))
     stale = write_run(tmp_path / "stale", metrics=[{"round": 1}])
-    now = watched_folder.time.time
+    now = watched_run.time.time
     with runs.lock(stale):
-        monkeypatch.setattr(watched_folder.time, "time", lambda: now() + 1000)
+        monkeypatch.setattr(watched_run.time, "time", lambda: now() + 1000)
         found = state(server)["changed"]
     assert {name: one["status"] for name, one in found.items()} == {name: name for name in found}
     assert found["failed"]["note"] == "out of <memory>"
@@ -169,18 +172,21 @@ def test_a_comparison_shows_its_runs_and_those_that_wait(tmp_path, server):
 def test_a_sweep_shows_its_cells(tmp_path, server):
     text = {"preset": "demo", "grid": {"method": ["fedavg", "feddure"]}, "seeds": [0, 1]}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(text))
-    one, other = (
-        Cell("", "", watched_folder.sweep.read(tmp_path / "sweep.yaml").cells()[n].experiment) for n in (0, 1)
-    )
+    one, other, third, _ = sweep.read(tmp_path / "sweep.yaml").cells()
     store = Store(tmp_path)
     store.note(one, "command", 5, 0.5)
     store.fail(other, Problem("no memory"))
+    store.keep(Measurement(third.hash, {}, 2, 5.0, 0.75, 0.5, [(1, 0.25, None), (2, 0.75, None)], 1.0, 0.0, ""))
     found = state(server)["changed"]["."]
-    assert (found["status"], found["done"], found["failed"], found["total"]) == ("running", 0, 1, 4)
+    assert (found["status"], found["done"], found["failed"], found["total"]) == ("running", 1, 1, 4)
     cells = {cell["status"]: cell for cell in found["cells"]}
     assert cells["running"]["points"] == [[5, 50.0]]
     assert "FedAvg" in cells["running"]["name"]
     assert cells["failed"]["note"] == "no memory"
+    assert [(cells[state]["accuracy"], cells[state]["mean"]) for state in ("running", "finished")] == [
+        (50, None),
+        (75, 50),
+    ]
 
 
 def test_a_federation_shows_its_sites_and_what_each_did_last(tmp_path, server):
@@ -262,6 +268,32 @@ def test_the_command_says_where_to_look_and_ends_with_ctrl_c(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_page_of_runs_and_comparisons_does_without_pytorch(tmp_path):
+    write_run(tmp_path / "mine", metrics=[{"round": 1, "test": {"accuracy": 0.25}}])
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "comparison.yaml").write_text("{methods: [fedavg, sage], seeds: [0], against: fedavg}")
+    code = """if True:
+        import pathlib, sys
+        import feddure.cli
+        from feddure.watch.folder import Folder
+        from feddure.watch.server import Server
+        folder = Folder(pathlib.Path(sys.argv[1]))
+        folder.look()
+        Server(folder).server_close()
+        print(len(folder.entries), *sorted({"torch", "matplotlib", "pandas"} & sys.modules.keys()))
+    """
+    asked = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == ["4"]
+
+
+def test_methods_have_the_titles_and_colours_of_reports():
+    known = {
+        name: (methods.title(name), style.line_styles([(name, "")])[name, ""]["color"]) for name in methods.METHODS
+    }
+    assert known == watched_run.METHODS
+    assert watched_run.method("mine:Method") == ("mine:Method", style.line_styles([("own", "")])["own", ""]["color"])
 
 
 def test_a_folder_that_cannot_be_watched_is_an_error(tmp_path):

@@ -130,4 +130,4 @@ def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
 
 def class_names(classes: Sequence[str], size: int) -> list[str]:
     """Names of so many classes; numbers where they are not known."""
-    return list(classes) if len(classes) == size else [f"class {place}" for place in range(size)]
+    return list(classes[:size]) if len(classes) >= size else [f"class {place}" for place in range(size)]

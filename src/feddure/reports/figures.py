@@ -49,26 +49,16 @@ class Curve(NamedTuple):
     band: Sequence[tuple[float, float]] = ()
 
 
-def metric(lines: Sequence[Line], name: str = "accuracy", data: str = "") -> Figure:
-    """A metric on test images against rounds; `data` says of which data set, as " on CIFAR-10"."""
-    return curves(_evaluated(lines, name, 100), f"Test {TITLES[name]}{data}, %")
+def evaluated(lines: Sequence[Line], quantity: str, on: str = "test", data: str = "") -> Figure:
+    """A metric or the loss against rounds, on test or validation images; `data` says of what, as " on CIFAR-10"."""
+    scale, unit = (1, " (mean cross entropy)") if quantity == "loss" else (100, ", %")
 
-
-def validation(lines: Sequence[Line], name: str = "accuracy", data: str = "") -> Figure:
-    """A metric on validation images against rounds."""
-    return curves(_evaluated(lines, name, 100, "validation"), f"Validation {TITLES[name]}{data}, %", height=3.2)
-
-
-def loss(lines: Sequence[Line], data: str = "") -> Figure:
-    """Test loss against rounds."""
-    return curves(_evaluated(lines, "loss"), f"Test loss{data} (mean cross entropy)", height=3.2)
-
-
-def _evaluated(lines: Sequence[Line], quantity: str, scale: float = 1, on: str = "test") -> list[Curve]:
     def points(line: Line, model: str) -> list[tuple[int, float]]:
         return [(number, scale * value) for number, value in evaluations(line.metrics, quantity, model)]
 
-    return [Curve(line.label, line.fmt, points(line, on), points(line, f"{on}_ema")) for line in lines]
+    found = [Curve(line.label, line.fmt, points(line, on), points(line, f"{on}_ema")) for line in lines]
+    height = 3.9 if on == "test" and quantity != "loss" else 3.2
+    return curves(found, f"{on.capitalize()} {TITLES.get(quantity, quantity)}{data}{unit}", height)
 
 
 def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
@@ -163,16 +153,8 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure
         side = 7.5 if many else 1.3 + max(3.2, 0.38 * len(classes))
         canvas = style.new_figure(side, side + 0.3)
         axes = style.bare(canvas.add_subplot())
-        axes.pcolormesh(
-            shares,
-            cmap="Blues",
-            vmin=0,
-            vmax=100,
-            edgecolor="white",
-            linewidth=0 if many else 1,
-            rasterized=many,
-            gid=inline.MAP,
-        )
+        look: dict[str, Any] = {"cmap": "Blues", "edgecolor": "white", "linewidth": 0 if many else 1}
+        axes.pcolormesh(shares, vmin=0, vmax=100, rasterized=many, gid=inline.MAP, **look)
         places = style.thinned(len(classes), _MOST_NAMES)
         names = [style.short(classes[place], _LONGEST_CLASS) for place in places]
         axes.set_yticks([place + 0.5 for place in places], names)

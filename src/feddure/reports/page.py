@@ -12,14 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import pandas as pd
-from matplotlib.figure import Figure
 
-from feddure.reports import inline, style
+from feddure.reports import style
 from feddure.version import VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
 
@@ -80,7 +82,8 @@ class Files:
 
     def links(self) -> list[tuple[str, str]]:
         """Names and data URIs."""
-        return [(name, f"data:text/plain;base64,{_encoded(text)}") for name, text in self.files.items()]
+        encoded = {name: base64.b64encode(text.encode(errors="replace")) for name, text in self.files.items()}
+        return [(name, f"data:text/plain;base64,{code.decode()}") for name, code in encoded.items()]
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,10 @@ def render(template: str, live: str = "", **content: Any) -> str:
     return _environment().get_template(template).render(about | content)
 
 
-def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Picture:
+def embed(figure: "Figure", alt: str, caption: str = "", reading: str = "") -> Picture:
     """A figure as a page can hold it."""
+    from feddure.reports import inline  # matplotlib, which the live page does without
+
     across, up = figure.get_size_inches()
     drawn = inline.svg(figure)
     found = inline.values(figure)  # where axes lie is known now
@@ -139,7 +144,7 @@ def embed(figure: Figure, alt: str, caption: str = "", reading: str = "") -> Pic
     return Picture(alt, round(100 * across), round(100 * up), caption, reading, drawn, values)
 
 
-def table(frame: pd.DataFrame, **about: Any) -> Table:
+def table(frame: "pd.DataFrame", **about: Any) -> Table:
     """A frame of texts as a page shows it."""
     rows = [[str(value) for value in row] for row in frame.itertuples(index=False)]
     return Table([str(name) for name in frame.columns], rows, **about)
@@ -151,7 +156,3 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["kind"] = lambda part: type(part).__name__
     return made
-
-
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode(errors="replace")).decode()

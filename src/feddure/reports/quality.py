@@ -65,12 +65,10 @@ def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     tables = {label: table for label, models in by_run.items() if (table := _by_class(models))}
     about = "Sensitivity and specificity of each class, %"
     if several and tables:
-        parts.append(
-            Group([part for label, table in tables.items() for part in (Text(label, "heading"), table)], about)
-        )
-    elif tables:
-        (table,) = tables.values()
-        parts += [Group([table], about)] if len(table.rows) > _MOST_ROWS else [Text(about, "heading"), table]
+        named = [part for label, table in tables.items() for part in (Text(label, "heading"), table)]
+        parts.append(Group(named, about))
+    for table in tables.values() if not several else ():
+        parts += _folded(about, table)
     parts += _by_site(tested, several)
     text = (
         "Each model on all test images at its last evaluation, in per cent. Balanced accuracy, macro F1 and AUROC "
@@ -115,9 +113,7 @@ def _tested(run: Run, line: Line) -> Iterator[_Tested]:
         found = [record[key] for record in run.metrics if metrics.known(record.get(key) or {}, "accuracy") is not None]
         if found:
             size = len(found[-1].get("per_class") or ())
-            yield _Tested(
-                line, model, found[-1], class_names(list(map(str, run.partition.get("classes", ())))[:size], size)
-            )
+            yield _Tested(line, model, found[-1], class_names(run.partition.get("classes", ()), size))
 
 
 def _by_class(models: Sequence[_Tested]) -> Table | None:
@@ -151,9 +147,14 @@ def _by_site(tested: Sequence[_Tested], several: bool) -> list[Any]:
         [site, f"{images:,}", *(points((one.found["by_site"].get(site) or {}).get("accuracy")) for one in tested)]
         for site, images in sites.items()
     ]
-    about = "Accuracy on each site's own test images, %"
-    found = Table(["site", "test images", *names], rows, numbers_from=1)
-    return [Group([found], about)] if len(rows) > _MOST_ROWS else [Text(about, "heading"), found]
+    return _folded(
+        "Accuracy on each site's own test images, %", Table(["site", "test images", *names], rows, numbers_from=1)
+    )
+
+
+def _folded(about: str, table: Table) -> list[Any]:
+    """A table under its heading; a long one is folded away."""
+    return [Group([table], about)] if len(table.rows) > _MOST_ROWS else [Text(about, "heading"), table]
 
 
 def _images(one: _Tested) -> list[int]:

@@ -34,6 +34,7 @@ _SETTINGS = {
     "sites": "Images stay with the sites that own them",
 }
 _COLUMNS = ("method", "partition.setting", "seed")  # of the table of runs, whether they differ or not
+_SEEDS = ("seed", "partition.seed")
 _MOST_COLUMNS = 4  # further fields in the table of runs; the configuration shows them all
 
 
@@ -155,25 +156,24 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     mean_of = found.mean_of + " evaluations" * (found.evaluations > 1)
     last = f"round {row.curve[-1][0]}" if row.curve else "none yet"
     test, score = f"Test {TITLES[found.metric]}", found.score
-    best = f"round {score.best_round}"
+    tested, validated = found.evaluations or score.best_round is None, score.best_round is not None
+    steps, speed = summary.number(found.mean_local_steps, 1), summary.number(found.clients_per_second, 1)
+    best = f"{percent(score.best, 1)} test, round {score.best_round}"
     cards = [
-        (test, percent(score.last10, 1), mean_of),
-        ("Last evaluation", percent(score.last, 1), last),
-        ("Averaged model", percent(score.ema_last10, 1), f"{percent(score.ema_last, 1)} at the last"),
-        ("Best validation", percent(score.validation_best, 1), f"{percent(score.best, 1)} test, {best}"),
-        ("Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
-        ("Local steps", f"{found.local_steps:,}", f"{summary.number(found.mean_local_steps, 1)} per client and round"),
-        ("Communication", data_size(row.bytes_down), f"sent by the server; {data_size(row.bytes_up)} by clients"),
-        ("Time", summary.duration(found.seconds), f"{summary.number(found.clients_per_second, 1)} clients per second"),
-        ("Differential privacy", found.privacy or "", "of a client with all its images, over all rounds"),
-    ]
-    absent = {"Averaged model"} if score.ema_last is None else set()
-    absent |= {"Best validation"} if score.best_round is None else set()
-    absent |= {"Last evaluation"} if found.evaluations == 1 else set()
-    absent |= {test, "Last evaluation"} if not found.evaluations and score.best_round is not None else set()
-    absent |= {"Differential privacy"} if found.privacy is None else set()
-    absent |= {"Communication"} if row.bytes_down != row.bytes_down else set()
-    return [card for card in cards if card[0] not in absent]
+        (tested, test, percent(score.last10, 1), mean_of),
+        (tested and found.evaluations != 1, "Last evaluation", percent(score.last, 1), last),
+        (score.ema_last is not None, "Averaged model", percent(score.ema_last10, 1),
+         f"{percent(score.ema_last, 1)} at the last"),
+        (validated, "Best validation", percent(score.validation_best, 1), best),
+        (True, "Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
+        (True, "Local steps", f"{found.local_steps:,}", f"{steps} per client and round"),
+        (row.bytes_down >= 0, "Communication", data_size(row.bytes_down),
+         f"sent by the server; {data_size(row.bytes_up)} by clients"),
+        (True, "Time", summary.duration(found.seconds), f"{speed} clients per second"),
+        (found.privacy is not None, "Differential privacy", found.privacy or "",
+         "of a client with all its images, over all rounds"),
+    ]  # fmt: skip
+    return [(what, value, note) for known, what, value, note in cards if known]
 
 
 def _runs(
@@ -228,9 +228,8 @@ def _over_seeds(runs: Sequence[Run], metric: str) -> list[list[str]]:
     """Runs that differ in nothing but the seed, where there are any."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None, "rounds done": run.rounds}
-        groups.setdefault(repr(tree), []).append(run)
-    labels = labels_of([group[0].experiment for group in groups.values()], ignore=("seed", "partition.seed"))
+        groups.setdefault(f"{_but_for_seeds(run)} {run.rounds}", []).append(run)
+    labels = labels_of([group[0].experiment for group in groups.values()], ignore=_SEEDS)
     rows = []
     for label, group in zip(labels, groups.values(), strict=True):
         found = frame.measured(frame.of_runs(group, metric))
@@ -256,14 +255,12 @@ def _curves(runs: Sequence[Run], lines: Sequence[Line], metric: str) -> list[Sec
     for name, shown in groups.items():
         data = f" on {display_name(name)}" if len(groups) > 1 else ""
         pictures = []
-        if said := ends(shown, "test"):
-            alt = f"Test {TITLES[metric]}{data} against rounds: {said}"
-            pictures.append(embed(figures.metric(shown, metric, data), alt))
-        if said := ends(shown, "validation"):
-            alt = f"Validation {TITLES[metric]}{data} against rounds: {said}"
-            pictures.append(embed(figures.validation(shown, metric, data), alt))
+        for on in ("test", "validation"):
+            if said := ends(shown, on):
+                alt = f"{on.capitalize()} {TITLES[metric]}{data} against rounds: {said}"
+                pictures.append(embed(figures.evaluated(shown, metric, on, data), alt))
         if pictures and any(summary.evaluations(line.metrics, "loss") for line in shown):
-            pictures.append(embed(figures.loss(shown, data), f"Test loss{data} against rounds"))
+            pictures.append(embed(figures.evaluated(shown, "loss", data=data), f"Test loss{data} against rounds"))
         parts += pictures
     text = "The global model on the whole test set after each evaluated round."
     return [Section("Learning curves", text, parts)] if parts else []
@@ -328,8 +325,7 @@ def _probes(runs: Sequence[Run]) -> list[Section]:
     groups: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if len(diagnostics.probes(run.metrics)):
-            tree = experiments.flat(run.experiment) | {"seed": None, "partition.seed": None}
-            groups.setdefault(run.experiment.partition.setting, {}).setdefault(repr(tree), []).append(run)
+            groups.setdefault(run.experiment.partition.setting, {}).setdefault(_but_for_seeds(run), []).append(run)
     if not groups:
         return []
     every = (group[0].experiment.method for alike in groups.values() for group in alike.values())
@@ -337,7 +333,7 @@ def _probes(runs: Sequence[Run]) -> list[Section]:
     found = []
     for setting, alike in groups.items():
         firsts = [group[0].experiment for group in alike.values()]
-        labels = labels_of(firsts, ignore=("seed", "partition.seed"))
+        labels = labels_of(firsts, ignore=_SEEDS)
         for first, label, group in zip(firsts, labels, alike.values(), strict=True):
             source = getattr(methods.make(first), "source", "")
             values = pd.concat([diagnostics.probes(run.metrics) for run in group]).groupby(level=0).mean()
@@ -437,10 +433,15 @@ def _again(runs: Sequence[Run]) -> Section:
     return Section("Run it again", "The configuration and the data set determine every number above.", parts)
 
 
+def _but_for_seeds(run: Run) -> str:
+    """What runs have in common that differ in their seeds alone."""
+    return repr(experiments.flat(run.experiment) | dict.fromkeys(_SEEDS))
+
+
 def _class_names(run: Run) -> tuple[str, ...]:
     """Names of the classes of a run's last evaluation."""
     size = len(summary.evaluations(run.metrics, "per_class")[-1][1])
-    return tuple(diagnostics.class_names(list(map(str, run.partition.get("classes", ())))[:size], size))
+    return tuple(diagnostics.class_names(run.partition.get("classes", ()), size))
 
 
 def _shown(value: Any) -> str:

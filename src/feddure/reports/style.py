@@ -8,17 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cycler import cycler
-from matplotlib import style
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from feddure.errors import ConfigError
 from feddure.files import write_whole
-from feddure.methods import METHODS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow, too pale for lines; neighbours differ in lightness too.
 BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK = PALETTE = (
@@ -149,6 +148,8 @@ def run_line_styles(methods: Iterable[str]) -> list[LineStyle]:
 
 
 def _registered() -> dict[str, LineStyle]:
+    from feddure.methods import METHODS  # and with them PyTorch, which the live page does without
+
     found: dict[str, LineStyle] = {}
     family, member = -1, 0
     before: type | None = None
@@ -166,26 +167,31 @@ def _family(place: int) -> LineStyle:
     return {"color": _FAMILIES[place], "marker": marker, "linestyle": _LINES[-again % len(_LINES)]}
 
 
-def applied() -> AbstractContextManager[None]:
+def applied(**changes: Any) -> AbstractContextManager[None]:
     """A context in which matplotlib draws in this project's style."""
-    return style.context(_SETTINGS)
+    from matplotlib import style  # in functions alone: the live page needs colours, and not to wait for it
+
+    return style.context(_SETTINGS | changes)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of this size in inches, laid out by matplotlib; build it inside `applied()`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def legend(figure: Figure, names: Iterable[str], handles: Iterable[Any]) -> None:
+def legend(figure: "Figure", names: Iterable[str], handles: Iterable[Any]) -> None:
     """Names below all panels, in as many columns as fit."""
     names = list(names)
     room = 14 * figure.get_size_inches()[0] / (max(map(len, names), default=0) + 6)
     figure.legend(list(handles), names, loc="outside lower left", ncols=max(1, min(int(room), 5)))
 
 
-def bare(axes: Axes) -> Axes:
+def bare(axes: "Axes") -> "Axes":
     """Axes for a map of cells: without lines, ticks and frame."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -206,10 +212,10 @@ def thinned(count: int, most: int) -> range:
     return range(0, count, max(1, -(-count // most)))
 
 
-def render(figure: Figure, ending: str, dots_per_inch: int = 150, own_font: bool = True) -> bytes:
+def render(figure: "Figure", ending: str, dots_per_inch: int = 150, own_font: bool = True) -> bytes:
     """The figure as the bytes of a png, svg or pdf file; an svg may leave the font of its text to its reader."""
     buffer = io.BytesIO()
-    with style.context(_SETTINGS | ({} if own_font else {"svg.fonttype": "none"})):
+    with applied(**{} if own_font else {"svg.fonttype": "none"}):
         figure.savefig(buffer, format=ending, dpi=dots_per_inch, metadata=_METADATA[ending])
     return buffer.getvalue()
 
@@ -219,7 +225,7 @@ def themed(colour: str) -> str:
     return f"var(--{colour[1:].lower()},{colour.lower()})" if colour.upper() in DARK else colour
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
     """Write the figure in the format of the file's ending, whole or not at all."""
     ending = path.suffix.lower().removeprefix(".")
     if ending not in FORMATS:

@@ -37,10 +37,9 @@ from feddure.tracking.observer import Observer
 from feddure.tracking.summary import summarise
 from feddure.tracking.tensorboard import TensorBoard
 
-PARTITION_FILE, REPORT_FILE = "partition.npz", "report.html"
-LOCK_FILE = ".lock"
-FAILURE_FILE = "failure.json"
-"""Why an error ended the run, for who watches it; gone once the run goes on."""
+PARTITION_FILE, REPORT_FILE = "partition.npz", records.REPORT
+LOCK_FILE, FAILURE_FILE = records.LOCK, records.FAILURE
+is_finished = records.is_finished
 
 
 class Interrupted(RunError):
@@ -143,11 +142,6 @@ def _expect_learned(folder: Path) -> None:
 def how_to_resume(folder: Path, experiment: Experiment) -> str:
     """The command that goes on with a run."""
     return f"feddure run --out {shlex.quote(str(folder))} --resume{' --allow-modules' if experiment.modules else ''}"
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a run's folder holds all that the run leaves."""
-    return all((folder / name).exists() for name in (records.CONFIG, MODEL_FILE, REPORT_FILE))
 
 
 def read_config(folder: Path) -> Experiment | None:

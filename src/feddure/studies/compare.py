@@ -4,7 +4,6 @@ A comparison is a folder with one ordinary run for each method and seed. Its tab
 seed by seed, whether it differs from a reference method by more than chance.
 """
 
-import itertools
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import yaml
 
 from feddure import methods as known_methods
 from feddure import plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import parse_yaml, read_regular, write_whole
+from feddure.files import write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid import jobs
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.runner import GridStopped, new_command
+from feddure.studies.plan import PLAN_FILE, Plan, read_plan, run_folder
+from feddure.studies.plan import TABLE_FILE as TABLE_FILE
 from feddure.tracking import records, tracker
 from feddure.tracking.console import SideBySide, console_observer
 from feddure.tracking.observer import Observer
@@ -36,29 +36,11 @@ from feddure.tracking.tracker import trackers
 if TYPE_CHECKING:
     from feddure.studies.compare_report import View
 
-PLAN_FILE, TABLE_FILE, PAIRED_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "paired.csv", "report.html"
-SITES_FILE = "sites.csv"
+PAIRED_FILE, SITES_FILE = "paired.csv", "sites.csv"
 _MOST_JOBS = 4
 _WORTH_A_PROCESS = 50_000  # images in all steps of all runs: a process takes seconds to start
 REFERENCE = "fedavg-matched"
 """Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which methods are compared, on which seeds, and which of them the others are measured against."""
-
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    against: str
-
-    def runs(self) -> list[tuple[str, int]]:
-        """Every method on every seed."""
-        return list(itertools.product(self.methods, self.seeds))
-
-    def to_yaml(self) -> str:
-        fields = {"methods": [*self.methods], "seeds": [*self.seeds], "against": self.against}
-        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def make_plan(
@@ -83,20 +65,6 @@ def make_plan(
     return Plan(tuple(methods), tuple(seeds), against)
 
 
-def read_plan(folder: Path) -> Plan | None:
-    """The plan of a comparison's folder, or None where there is none yet."""
-    path = folder / PLAN_FILE
-    try:
-        tree = parse_yaml(read_regular(path).decode())
-        return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as problem:
-        raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        raise RunError(f"{path}: damaged, expected methods, seeds and against; choose another --out") from None
-
-
 def config_to_resume(folder: Path | None) -> Path:
     """The configuration that all runs of a comparison share, where nothing but its folder was given."""
     if folder is None:
@@ -114,11 +82,6 @@ def resume_command(folder: Path, plan: Plan, experiment: Experiment) -> str:
     """How to go on with a comparison."""
     own = any(experiment.model_copy(update={"method": method}).modules for method in plan.methods)
     return f"feddure compare --out {shlex.quote(str(folder))} --resume{' --allow-modules' if own else ''}"
-
-
-def run_folder(folder: Path, method: str, seed: int) -> Path:
-    """Where a comparison keeps a run."""
-    return folder / f"{method.replace('/', '_').replace(':', '_')}-seed{seed}"
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,11 @@ Clock = Callable[[], float]
 def console_observer(console: Console | None = None) -> "Progress | PlainLog":
     """A progress bar where standard error is a terminal, else one line for each evaluation."""
     console = console or Console(stderr=True)
-    interactive = console.is_terminal and not console.is_dumb_terminal
-    return Progress(console) if interactive else PlainLog(console)
+    return Progress(console) if _shows_bars(console) else PlainLog(console)
+
+
+def _shows_bars(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class _Speed(Observer):
@@ -125,14 +128,12 @@ class PlainLog(_Speed):
         if self.name and self._clock() < self._next_line and record["round"] < federation.experiment.rounds:
             return
         self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
-        parts = [self.name] if self.name else []
-        parts.append(f"round {record['round']}/{federation.experiment.rounds}")
-        parts += [result] if result else []
-        if record.get("test_ema"):
-            parts.append(f"averaged {percent(record['test_ema'].get(metric))}")
+        parts = [self.name, f"round {record['round']}/{federation.experiment.rounds}", result]
+        if averaged := record.get("test_ema"):
+            parts.append(f"averaged {percent(averaged.get(metric))}")
         if "loss" in record.get("train", {}):
             parts.append(f"train loss {number(record['train']['loss'], 2)}")
-        line = "  ".join([*parts, self.speed_and_time_left()])
+        line = "  ".join(filter(None, [*parts, self.speed_and_time_left()]))
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -152,7 +153,7 @@ class SideBySide:
         self._began, self._before = clock(), self._done()
         self._next_look, self._next_line = self._began, self._began + _SECONDS_BETWEEN_LINES
         self._bars: Bars | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if _shows_bars(self._console):
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"))
             self._bars = Bars(*columns, console=self._console, expand=True, redirect_stdout=False)
             self._bar = self._bars.add_task(self._title, completed=self._before, total=self._total, text="")

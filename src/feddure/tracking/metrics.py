@@ -15,11 +15,8 @@ TITLES = {
     "auroc": "AUROC",
     "ece": "calibration error",
 }
-"""Every metric that is one number, a share of 1, as people write it."""
-
-RANKING = tuple(name for name in TITLES if name != "ece")
-"""Those that `metric` may name, all better where higher. A model that knows nothing can be calibrated, so ECE ranks
-nothing."""
+"""Every metric that is one number, a share of 1, as people write it. All but ECE are better where higher, and may rank
+(`config.Metric`); a model that knows nothing can be calibrated."""
 
 BINS = 15
 """Of confidence, equally wide, for calibration."""

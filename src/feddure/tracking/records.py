@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from feddure import experiments
 from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import read_regular, write_whole
+from feddure.pretrained import MODEL_FILE
 from feddure.tracking import schema
 from feddure.tracking.observer import Observer
 
@@ -26,6 +26,9 @@ CONFIG, METRICS, TIMING = "config.yaml", "metrics.jsonl", "timing.jsonl"
 ENVIRONMENT, PARTITION = "environment.json", "partition.json"
 FEDERATION = "federation.json"
 """Of a real federation: the run's own name, under which sites keep what they remember, and what sites said."""
+REPORT, LOCK = "report.html", ".lock"
+FAILURE = "failure.json"
+"""Why an error ended the run, for who watches it; gone once the run goes on."""
 
 
 class Recorder(Observer):
@@ -116,8 +119,15 @@ class Run:
         return self.rounds >= self.experiment.rounds
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder holds all that the run leaves."""
+    return all((folder / name).exists() for name in (CONFIG, MODEL_FILE, REPORT))
+
+
 def read_run(folder: Path) -> Run:
     """A run folder, checked for what makes it one: a configuration and metrics."""
+    from feddure import experiments  # methods, and with them PyTorch; who only watches does not wait for it
+
     _check_folder(folder)
     try:
         experiment = experiments.load(file=folder / CONFIG)

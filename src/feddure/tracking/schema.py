@@ -5,16 +5,16 @@ Methods and later versions may write more than this; what is not named here is n
 
 import json
 import math
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""None that would overflow in a mean."""
 Values = list[Number | None]
 Anything = Number | bool | str | list[Any] | dict[str, Any] | None
-"""No number that would overflow in a mean."""
-
 
 OF_CLASSES = ("per_class", "specificity", "confusion", "pseudo_accuracy_per_class", "coverage_per_class")
 """Quantities that have a value for each class."""
@@ -175,10 +175,13 @@ def parse(text: bytes | str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def problem(tree: Any, model: type[BaseModel] | Any) -> str:
+_adapter = cache(TypeAdapter)  # a file has a line a round
+
+
+def problem(tree: Any, model: type) -> str:
     """What is wrong with what a file says; empty where nothing is."""
     try:
-        TypeAdapter(model).validate_python(tree)
+        _adapter(model).validate_python(tree)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

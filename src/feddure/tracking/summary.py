@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddure import methods, nn
-from feddure.data.sources import sources
 from feddure.tracking.metrics import TITLES, known
 from feddure.tracking.records import Record
 
@@ -196,6 +194,9 @@ def evaluations(metrics: Iterable[Record], quantity: str, model: str = "test") -
 
 def display_name(name: str) -> str:
     """A method's, data set's or network's name as people write it; names of their own stay as they are."""
+    from feddure import methods, nn  # and with them PyTorch
+    from feddure.data.sources import sources
+
     titles = {source.name: source.title for source in sources()} | nn.TITLES
     return titles.get(name) or methods.title(name)
 

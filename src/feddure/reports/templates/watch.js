@@ -122,8 +122,8 @@ function chart(figure, title, lines, rounds) {
   figure.replaceChildren(holder, ...(series.length > 1 ? [legend] : []));
   const panel = { box, x: [0, right], y: [low, high], log: [false, false], along: "x", label: "round", ticks: {}, lines: told };
   interact(figure, { names: series, panels: [panel] }, hidden);
-  legend.addEventListener("click", () => (figure.off = new Set([...hidden].map((place) => series[place]))));
-  legend.addEventListener("keydown", () => (figure.off = new Set([...hidden].map((place) => series[place]))));
+  for (const event of ["click", "keydown"])
+    legend.addEventListener(event, () => (figure.off = new Set([...hidden].map((place) => series[place]))));
 }
 
 // --- sections ---
@@ -148,16 +148,17 @@ function newest(runs) {
   return runs.length <= MOST_LINES ? runs : [...runs].sort((one, other) => going(other) - going(one) || other.changed - one.changed).slice(0, MOST_LINES);
 }
 
+// Returns the colours of the runs that have lines, by their ids.
 function curves(parts, runs) {
   const begun = runs.filter((one) => Object.keys(one.curves).length);
   const drawn = newest(begun);
-  const methods = new Set(drawn.map((one) => one.method));
+  const same = new Set(drawn.map((one) => one.method)).size === 1;
   const alike = new Map();
   const lines = drawn.map((one, place) => {
     const again = alike.get(one.method) ?? 0;
     alike.set(one.method, again + 1);
     const dash = ["", "6 3", "2 3", "8 3 2 3"][again % 4];
-    return { one, name: one.label, color: methods.size < drawn.length && methods.size === 1 ? colour(place) : one.color, dash: methods.size === 1 ? "" : dash };
+    return { one, name: one.label, color: same && drawn.length > 1 ? colour(place) : one.color, dash: same ? "" : dash };
   });
   const of = (which, label) => lines.map((line) => ({ ...line, points: line.one.curves[which] ?? [], label: label && `${line.name}, ${label}` }));
   const averaged = of("test_ema", "averaged").map((line) => ({ ...line, dash: "1 4" }));
@@ -167,6 +168,7 @@ function curves(parts, runs) {
   if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged], most);
   else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"), most);
   chart(parts.loss, `Training loss${more}`, of("loss"), most);
+  return new Map(lines.map((line) => [line.one.id, line.color]));
 }
 
 function clients(parts, runs) {
@@ -189,24 +191,33 @@ function clients(parts, runs) {
   parts.clients.replaceChildren(...blocks);
 }
 
-function runRows(parts, runs) {
+function link(text, id) {
+  const made = make("a", text);
+  made.href = `/report/${encodeURIComponent(id)}`;
+  return made;
+}
+
+function runRows(parts, runs, colours) {
   const order = { running: 0, stale: 1, failed: 2, waiting: 3, stopped: 4, finished: 5 };
   const rows = [...runs].sort((one, other) => order[one.status] - order[other.status]).map((one) => {
     const name = make("span");
-    const swatch = make("span", "●", "swatch");
-    swatch.style.color = one.color ?? "";
-    if (one.color) name.append(swatch);
-    if (one.report) {
-      const link = make("a", one.label);
-      link.href = `/report/${encodeURIComponent(one.id)}`;
-      name.append(link);
-    } else name.append(one.label);
+    if (colours.has(one.id)) {
+      const swatch = make("span", "●", "swatch");
+      swatch.style.color = colours.get(one.id);
+      name.append(swatch);
+    }
+    name.append(one.report ? link(one.label, one.id) : one.label);
     const note = [one.note, one.left_out ? `${one.left_out} updates were not finite and were left out` : ""].filter(Boolean).join("; ");
     return [name, one.method, state(one), rounds(one), percent(one.accuracy), lasts(one.left), make("span", note, one.status === "failed" || one.status === "stale" ? "bad" : "")];
   });
   const noted = rows.some((row) => row[6].textContent);
-  const columns = ["run", "method", "state", "rounds", "accuracy", "time left", ...(noted ? ["note"] : [])];
+  const columns = ["run", "method", "state", "rounds", "last accuracy", "time left", ...(noted ? ["note"] : [])];
   fill(parts.table, columns, noted ? rows : rows.map((row) => row.slice(0, 6)), [6]);
+}
+
+function say(parts, one, sentences) {
+  parts.about.replaceChildren(sentences.join("; ") + (sentences.length ? "." : ""));
+  if (one?.report) parts.about.append(" ", link("Report", one.id));
 }
 
 function showRuns(name, group, runs) {
@@ -217,14 +228,8 @@ function showRuns(name, group, runs) {
   if (group?.kind === "federation") about.push(`Federation ${group.title}, ${group.sites.length} sites: ${group.sites.join(", ")}`);
   if (group?.left) about.push(`about ${lasts(group.left)} left`);
   if (group?.note) about.push(group.note);
-  parts.about.replaceChildren(about.join("; ") + (about.length ? "." : ""));
-  if (group?.report) {
-    const link = make("a", "Report");
-    link.href = `/report/${encodeURIComponent(group.id)}`;
-    parts.about.append(" ", link);
-  }
-  runRows(parts, runs);
-  curves(parts, runs);
+  say(parts, group, about);
+  runRows(parts, runs, curves(parts, runs));
   clients(parts, runs);
   return parts;
 }
@@ -235,14 +240,12 @@ function showCells(one) {
   if (one.failed) about.push(`${one.failed} failed`);
   if (one.left) about.push(`about ${lasts(one.left)} left`);
   if (one.note) about.push(one.note);
-  parts.about.replaceChildren(`${about.join("; ")}.`);
-  if (one.report) {
-    const link = make("a", "Report");
-    link.href = `/report/${encodeURIComponent(one.id)}`;
-    parts.about.append(" ", link);
-  }
-  const rows = one.cells.map((cell) => [cell.name, state(cell), rounds(cell), percent(cell.accuracy), make("span", cell.note, cell.status === "failed" ? "bad" : "")]);
-  fill(parts.table, ["cell", "state", "rounds", "accuracy", "note"], rows, [4]);
+  say(parts, one, about);
+  const rows = one.cells.map((cell) => [
+    cell.name, state(cell), rounds(cell), percent(cell.accuracy), percent(cell.mean),
+    make("span", cell.note, cell.status === "failed" ? "bad" : ""),
+  ]);
+  fill(parts.table, ["cell", "state", "rounds", "last accuracy", "mean of last ten", "note"], rows, [5]);
   const lines = one.cells.slice(0, MOST_LINES).map((cell, place) => ({ name: cell.name, color: colour(place), points: cell.points }));
   chart(parts.accuracy, "Test accuracy, %", lines, Math.max(...one.cells.map((cell) => cell.rounds)));
   return parts;
