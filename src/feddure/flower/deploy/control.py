@@ -148,9 +148,15 @@ class Control:
         """Let the SuperLink know the sites' public keys as they lie in the folder, and no others."""
         listed = {entry["node-id"] for entry in self._nodes()}
         known = self._adopt_interrupted(self._registered(), listed)
-        keys = {site: self._public_key(site) for site in sites}
+        keys, damaged = {}, []
+        for site in sites:
+            try:
+                keys[site] = self._public_key(site)
+            except certificates.CertificateError as problem:  # no reason to keep another site that was revoked
+                damaged.append(site)
+                self._show(f"site {site}: {problem}; what the server knows of it stays as it is")
         for site, entry in list(known.items()):
-            if entry["node"] not in listed or entry["key"] != keys.get(site):
+            if entry["node"] not in listed or (site not in damaged and entry["key"] != keys.get(site)):
                 if entry["node"] in listed:
                     self.ask("supernode", "unregister", entry["node"], CONNECTION, show=True)
                 del known[site]

@@ -4,14 +4,13 @@ import ipaddress
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.errors import FeddureError, RunError
 from feddure.flower.app.audit import AuditLog
-from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
@@ -118,7 +117,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
                 show(f"run {state.run} was going on when the server ended, and is over: go on with --resume")
         if settings.secure:
             control.register(description.sites)
-        sites = _sites_by_key(folder, description) if settings.secure else {}
+        sites = _sites_by_key(folder, description.sites) if settings.secure else {}
         inside = join_address(LOOPBACK, settings.control_port)
         authority = folder.authority if settings.secure else None
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
@@ -168,24 +167,28 @@ class SiteKeys:
 
     def update(self) -> None:
         """Let sites in that were added, and none that was revoked."""
-        if self._state() == self._seen:
+        if (state := self._state()) == self._seen:
             return
-        self._seen = self._state()
+        self._seen = state
         try:
-            found = _sites_by_key(self._folder, self._folder.read())
-        except FeddureError as problem:  # half written, perhaps: those before stay until it is whole
-            self._show(f"note: {problem}")
-            self._seen = []
-            return
+            names: Iterable[str] = self._folder.read().sites
+        except FeddureError as problem:  # half written, perhaps; whose key is there is known all the same
+            self._tell(f"note: {problem}")
+            names = tuple(self._sites.values())
+        found = _sites_by_key(self._folder, names, self._tell)
         for key in self._sites.keys() - found.keys():
-            self._show(f"{time.strftime('%H:%M:%S')}  {self._sites.pop(key)}: its key is no longer let in")
+            self._tell(f"{self._sites.pop(key)}: its key is no longer let in")
         for key in found.keys() - self._sites.keys():
-            self._show(f"{time.strftime('%H:%M:%S')}  {found[key]}: its key is let in")
+            self._tell(f"{found[key]}: its key is let in")
             self._sites[key] = found[key]
 
-    def _state(self) -> list[tuple[str, int]]:
+    def _tell(self, text: str) -> None:
+        self._show(f"{time.strftime('%H:%M:%S')}  {text}")
+
+    def _state(self) -> list[tuple[str, int, int]]:
         paths = [self._folder.description, *sorted(self._folder.public_keys.glob("*.pub"))]
-        return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]
+        about = [(path.name, path.stat()) for path in paths if path.exists()]
+        return [(name, found.st_mtime_ns, found.st_size) for name, found in about]
 
 
 @dataclass
@@ -298,10 +301,16 @@ def _expect_certificates(folder: ServerFolder, show: Show) -> None:
             raise certificates.CertificateError(f"{path}: others can read this private key: chmod 600 {path}")
 
 
-def _sites_by_key(folder: ServerFolder, description: Description) -> dict[bytes, str]:
-    paths = {site: folder.public_key(site) for site in description.sites}
-    return {
-        certificates.public_pem(certificates.read_public_key(path)): site
-        for site, path in paths.items()
-        if path.exists()
-    }
+def _sites_by_key(folder: ServerFolder, names: Iterable[str], tell: Show | None = None) -> dict[bytes, str]:
+    """The sites that are let in; one whose key cannot be read is not, and where nobody is told that is an error."""
+    found = {}
+    for site in names:
+        path = folder.public_key(site)
+        try:
+            if path.exists():
+                found[certificates.public_pem(certificates.read_public_key(path))] = site
+        except certificates.CertificateError as problem:
+            if tell is None:
+                raise
+            tell(f"note: {problem}; {site} is not let in until it is right")
+    return found
