@@ -42,6 +42,22 @@ def test_rounds_of_any_usual_size_are_carried_out():
         work(100_000, 4096)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "feddure"])
+def test_an_epoch_is_one_over_the_sites_own_images(method):
+    """The number of steps in the message is the server's; what was approved is an epoch."""
+    experiment = federated.experiment({"method": method}, "model=cnn local_steps=epoch labelled_batch=5")
+    found = methods.make(experiment)
+
+    def work(steps, labelled=50, unlabelled=40):
+        check_work(experiment, found, Assignment(0, 1, 0, steps, 4), labelled, unlabelled, 64)
+
+    work(10)
+    work(10, labelled=30, unlabelled=20)  # a half was taken away since the server was told
+    work(10, unlabelled=1)  # images without a label that the server does not believe in yet
+    with pytest.raises(ConfigError, match="asks for 1000 local steps, expected 40 at most"):
+        work(1000)
+
+
 def test_a_server_cannot_send_a_few_lines_that_stand_for_gigabytes():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]

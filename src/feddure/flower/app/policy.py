@@ -22,6 +22,8 @@ MOST_IMAGES = 10**8
 """Images that a server may ask a site to go through in one round, repeated ones included."""
 MOST_IN_STEP = 2**16
 """Images that a server may ask a site to take in one step."""
+_EPOCHS = 4
+"""Times an epoch over the images that are here: since the server was told of them some may have been taken away."""
 
 MOST_HELPERS = 64
 """Models of other sites that a server may send along, each of which takes memory here."""
@@ -67,10 +69,10 @@ def check_work(
         raise disclosed(
             ConfigError(f"the server asks for round {assignment.round}, expected one of 1 to {experiment.rounds}")
         )
-    if experiment.local_steps == "epoch":  # what the server knows of the site's images may be more than there are now
-        most = steps
-    else:
-        most = max(experiment.local_steps, method.steps(labelled, unlabelled, max(batch, 1)))
+    # The server may believe in labelled images alone, which are more than the unlabelled ones that came since.
+    most = max(method.steps(labelled, there, max(batch, 1)) for there in (unlabelled, 0))
+    if experiment.local_steps == "epoch" or type(method).steps is not Method.steps:
+        most *= _EPOCHS
     if steps > most:
         raise disclosed(ConfigError(f"the server asks for {steps} local steps, expected {most} at most"))
     needed = steps * (experiment.labelled_batch + batch * method.needs.views) * image_bytes
