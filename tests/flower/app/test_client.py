@@ -333,6 +333,13 @@ def test_only_what_the_server_may_go_back_to_is_kept(remembering):
     assert [value(memory, number) for number in range(1, 5)] == [1, None, 3, 4]
 
 
+def test_a_server_that_renames_its_run_in_every_message_does_not_fill_the_disk(tmp_path):
+    for number in range(20):
+        DiskMemory(tmp_path, f"run{number}").keep(1, {"w": torch.ones(1)}, ())
+    assert len(list((tmp_path / "memory").iterdir())) == 16
+    assert value(DiskMemory(tmp_path, "run19"), 1) == 1
+
+
 def test_nobody_else_can_read_a_memory(tmp_path):
     state = tmp_path / "state"
     DiskMemory(state, "one").keep(1, {"w": torch.ones(1)}, ())

@@ -21,6 +21,7 @@ from feddure.reports.participation import participation
 from feddure.reports.run_report import write_report
 from feddure.serving.load import read_network
 from feddure.simulation.federation import run
+from feddure.simulation.runs import FAILURE_FILE
 from feddure.tracking import records
 from feddure.tracking.summary import summarise
 
@@ -436,11 +437,14 @@ def test_a_run_whose_last_rounds_used_no_site_ends_with_an_error_and_can_go_back
         with pytest.raises(RunError, match=r"the last 2 of 6 rounds used no site.*something: 2, 3, 4"):
             federated.federate(root, nodes, resume=resume, **given)
     assert not (root / "run" / "model.safetensors").exists()
+    failure = json.loads((root / "run" / FAILURE_FILE).read_text())["error"]  # for who watches the folder
+    assert "the last 2 of 6 rounds used no site" in failure
     with pytest.raises(RunError, match="no checkpoint of round 1 was kept; there are: 2, 3, 4"):
         federated.federate(root, resume=True, round=1, **given)
     server = federated.federate(root, resume=True, round=3, **given)
     tiny.assert_equal(server.state, simulated(root, settings=ALL, rounds=6).state)
     assert (root / "run" / "model.safetensors").exists()
+    assert not (root / "run" / FAILURE_FILE).exists()
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(root, monkeypatch):

@@ -9,6 +9,7 @@ the run names. Training itself is the simulator's own code.
 import hashlib
 import math
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +55,9 @@ from feddure.simulation.lanes import Task as LaneTask
 from feddure.simulation.program import new_heads, new_module
 from feddure.simulation.server import plan_batches
 
+_KEPT_RUNS = 16
+"""Runs whose memory a site keeps, those that it trained in last."""
+
 
 class DiskMemory:
     """What a client remembers between its rounds, such as FedDure's F-reg under `f_reg_memory: client`.
@@ -85,6 +89,10 @@ class DiskMemory:
         for file in self._folder.glob("round-*.safetensors"):
             if file not in kept:
                 file.unlink(missing_ok=True)
+        # The server names its runs, and may think of a new name for each message.
+        runs = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in runs[:-_KEPT_RUNS]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _file(self, round_number: int) -> Path:
         return self._folder / f"round-{round_number}.safetensors"

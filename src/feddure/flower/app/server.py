@@ -89,11 +89,11 @@ def run(grid: Grid, options: RunOptions) -> Server:
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
             log(f"going on after round {server.round}")
-        with ExitStack() as closing:
-            rounds = Rounds(grid, options, server, sites, closing)
-            rounds.run_all()
-        runs.write_models(server, folder)
-        log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
+        with runs._noting_failure(folder):
+            with ExitStack() as closing:
+                Rounds(grid, options, server, sites, closing).run_all()
+            runs.write_models(server, folder)
+            log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
 
 
