@@ -239,7 +239,7 @@ def approve(
     feddure federate approve north north 0123456789abcdef --refuse
     ```
     """
-    from feddure.flower.app.approval import Answers
+    from feddure.flower.app.policy import Answers
     from feddure.flower.deploy.layout import find_bundle
 
     answers = Answers(find_bundle(folder.resolve(), name).state)

@@ -1,7 +1,7 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy`, `policy` and `approval`.
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and `policy`.
 A node of Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that
 the run names. Training itself is the simulator's own code.
 """
@@ -29,7 +29,6 @@ from feddure.config import Experiment
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import parse_yaml
 from feddure.flower.app import limits
-from feddure.flower.app.approval import check_approval
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
     ANSWER,
@@ -42,7 +41,7 @@ from feddure.flower.app.messages import (
     to_tensors,
     unpack_state,
 )
-from feddure.flower.app.policy import MOST_HELPERS, check_policy, check_work
+from feddure.flower.app.policy import MOST_HELPERS, check_approval, check_policy, check_work
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text

@@ -23,12 +23,11 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
 from feddure.flower.app import inflation, limits, messages, run_config, site_data
-from feddure.flower.app.approval import run_hash
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.ledger import epsilon_of
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
-from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
+from feddure.flower.app.policy import MOST_IMAGES, relays_uploads, run_hash
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
@@ -66,8 +65,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
-    inflation.guard()
-    inflation.wait_at_most(options.timeout_seconds)
+    inflation.guard(options.timeout_seconds)
     options = run_config.as_resumed(options)
     folder = options.folder
     runs.expect_unlocked(folder)

@@ -15,7 +15,6 @@ from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
-from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import (
     POLL_SECONDS,
     Process,
@@ -25,7 +24,7 @@ from feddure.flower.deploy.processes import (
     wait_until,
     write_pidfile,
 )
-from feddure.flower.deploy.proxy import NOT_ITS_OWN, FleetProxy, ProxyServer, Request
+from feddure.flower.deploy.proxy import NOT_ITS_OWN, FleetProxy, Listener, ProxyServer, Request, Uploads
 from feddure.version import VERSION
 
 _QUIET_SECONDS = 60.0

@@ -14,9 +14,9 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
-from feddure.flower.app.approval import Answers
 from feddure.flower.app.client import read_experiment
 from feddure.flower.app.ledger import Ledger
+from feddure.flower.app.policy import Answers
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.private_files import make_private_folder
 from feddure.flower.app.sanitize import LOG_PREFIX, printable
