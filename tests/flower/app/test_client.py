@@ -229,6 +229,18 @@ def test_a_server_cannot_make_a_site_import_a_module(root, name, tmp_path, monke
         assert (tmp_path / "imported").exists() == allowed
 
 
+def test_a_site_without_helpers_declines_fedmatch_under_any_name(root):
+    """A site that allows modules is asked for the package's own class by its import path."""
+    wanted = {"method": "feddure.methods.fedmatch:FedMatch"}
+    nodes = federated.grid(root, modules=True, helpers=False)
+    content = messages.pack_state({"theta": torch.zeros(1)})
+    text = experiments.to_yaml(federated.experiment(wanted))
+    content[TASK] = Task(Assignment(0, 1, 0, 1, 6), text, "run", 0, 0).pack()
+    for kind in (messages.QUERY, messages.TRAIN):
+        (number,) = nodes.push_messages([Message(content, 11, kind)])
+        assert "declines method 'fedmatch'" in answer(nodes.pull_messages([number])[0])["problem"]
+
+
 def test_an_unexpected_error_is_answered_without_its_details(root, federation, capsys):
     reply = train(federated.grid(root), 11, federation, received={"theta": torch.zeros(3, dtype=torch.float64)})
     assert answer(reply) == {"problem": "KeyError at the site; its log has the details", "site": "north"}

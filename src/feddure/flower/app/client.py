@@ -41,7 +41,7 @@ from feddure.flower.app.messages import (
     to_tensors,
     unpack_state,
 )
-from feddure.flower.app.policy import MOST_HELPERS, check_approval, check_policy, check_work
+from feddure.flower.app.policy import MOST_HELPERS, check_approval, check_method, check_policy, check_work
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
@@ -249,7 +249,7 @@ def introduce(message: Message, context: Context) -> Message:
         elif site.is_real:
             log(_introduction(site, str(asked["experiment"])))
         if site.state is not None:
-            worker = _worker(str(asked["experiment"]), "cpu")
+            worker = _worker_at(context, str(asked["experiment"]), "cpu")
             first = worker.first_message_bytes(site)
             limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
         return RecordDict({ANSWER: pack_answer(site.introduce())})
@@ -294,7 +294,7 @@ def train(message: Message, context: Context) -> Message:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
         if task.notice and site.is_real:
             log(f"note: this site {one_line(task.notice)}")
-        worker = _worker(task.experiment, str(context.node_config.get("device", "")))
+        worker = _worker_at(context, task.experiment, str(context.node_config.get("device", "")))
         memory: Memory = (
             DiskMemory(site.state, task.run_name)
             if site.state is not None
@@ -354,6 +354,12 @@ def _open(context: Context, experiment: str) -> Site:
     check_policy(node, experiment)
     check_approval(node, experiment)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
+
+
+def _worker_at(context: Context, experiment: str, device: str) -> Worker:
+    worker = _worker(experiment, device)
+    check_method(context.node_config, worker.method)
+    return worker
 
 
 @lru_cache(maxsize=2)

@@ -55,10 +55,16 @@ def check_policy(node: Mapping[str, Any], experiment: str) -> None:
                 "own modules are not allowed at this site",
             )
     plugins.allow(*wanted.values())
-    if relays_uploads(wanted["method"]) and not _allows(node, "helpers", default=True):
+    if wanted["method"] in methods.METHODS:  # an import path may lead there too: the ClientApp asks for the class again
+        check_method(node, methods.METHODS[wanted["method"]])
+
+
+def check_method(node: Mapping[str, Any], method: Method | type[Method]) -> None:
+    """Refuse a method that the site declines, whatever the server called it."""
+    if method.relays_uploads and not _allows(node, "helpers", default=True):
         raise disclosed(
-            ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),
-            f"this site declines method '{wanted['method']}', which sends its parameters to other sites as helpers",
+            ConfigError(f"method '{method.name}' sends a site's parameters to other sites, and helpers=false"),
+            f"this site declines method '{method.name}', which sends its parameters to other sites as helpers",
         )
 
 
@@ -96,18 +102,6 @@ def check_work(
             ),
             "the images of this round would take more memory than the site has",
         )
-
-
-def relays_uploads(method: str) -> bool:
-    """Whether the method's server hands what one site sent to other sites."""
-    found = methods.METHODS.get(method)
-    return found is not None and found.relays_uploads
-
-
-def uploads_class_counts(method: str) -> bool:
-    """Whether a site under this method tells how many images of each class it learnt from."""
-    found = methods.METHODS.get(method)
-    return found is not None and found.uploads_class_counts
 
 
 def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:
@@ -191,8 +185,12 @@ class Answers:
 
 def _describe(experiment: str) -> str:
     tree = parse_yaml(experiment) or {}
-    method = one_line(tree.get("method"), 60)
-    relays = "; the server hands the parameters to other sites" if relays_uploads(method) else ""
-    counts = ", how many images of each class it learnt from" if uploads_class_counts(method) else ""
-    model, rounds = one_line(tree.get("model"), 60), one_line(tree.get("rounds"), 20)
-    return f"{method}, {model}, {rounds} rounds; what leaves the site: {LEAVES}{counts}{relays}"
+    method, model, rounds = (one_line(tree.get(name), 60) for name in ("method", "model", "rounds"))
+    leaves = [LEAVES]
+    known = methods.METHODS.get(method)
+    if known is None:
+        leaves.append("and what else this method of a module sends")
+    elif known.uploads_class_counts:
+        leaves.append("how many images of each class it learnt from")
+    relays = "; the server hands the parameters to other sites" if known is not None and known.relays_uploads else ""
+    return f"{method}, {model}, {rounds} rounds; what leaves the site: {', '.join(leaves)}{relays}"

@@ -27,7 +27,7 @@ from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.ledger import epsilon_of
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
-from feddure.flower.app.policy import MOST_IMAGES, relays_uploads, run_hash
+from feddure.flower.app.policy import MOST_IMAGES, run_hash
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
@@ -83,7 +83,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
         checkpoint.read(server, folder, options.round or None)
         _write_start(server, folder)
         log(f"run folder: {folder.resolve()}")
-        if relays_uploads(server.experiment.method):
+        if server.method.relays_uploads:
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
             log(f"going on after round {server.round}")
