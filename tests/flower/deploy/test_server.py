@@ -17,7 +17,7 @@ from feddure.flower.deploy import certificates, server
 from feddure.flower.deploy.certificates import CertificateError
 from feddure.flower.deploy.layout import ServerFolder, Settings, read_settings, write_settings
 from feddure.flower.deploy.processes import began, free_port
-from feddure.flower.deploy.proxy import Request
+from feddure.flower.deploy.proxy import NOT_ITS_OWN, Request
 from feddure.flower.deploy.server import SuperExec
 from waiting import until
 
@@ -65,12 +65,15 @@ def test_a_site_that_comes_and_goes_does_not_fill_the_audit_log(tmp_path):
     assert entries[-1]["kind"] == "restless"
 
 
-def test_strangers_from_everywhere_do_not_fill_the_memory():
+def test_strangers_from_everywhere_neither_fill_the_memory_nor_hide_what_a_site_does(tmp_path):
     shown = []
-    visits = server.RequestLog({b"a key": "north"}, shown.append)
+    visits = server.RequestLog({b"a key": "north"}, shown.append, AuditLog(tmp_path))
     for number in range(3000):
         visits(Request("activate-node", b"", f"2001:db8::{number:x}", 401))
     assert len(shown) <= len(visits._refused) == 1000
+    visits(Request("push-messages", b"a key", "10.0.0.1", NOT_ITS_OWN))
+    assert "north" in shown[-1]
+    assert audit.read(tmp_path / audit.FILE).entries[-1]["site"] == "north"
 
 
 def start(folder, host=None):

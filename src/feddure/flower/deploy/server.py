@@ -204,7 +204,7 @@ class RequestLog:
     show: Show
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))
     _moves: dict[str, list[float]] = field(default_factory=dict)  # site → when it joined or left
-    _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
+    _refused: dict[str, float] = field(default_factory=dict)  # kind, and site or address → when it was last told
 
     def __call__(self, request: Request) -> None:
         site = self.sites.get(request.public_key) if self.sites else "a site"
@@ -239,16 +239,17 @@ class RequestLog:
         self._warn("flood", address, f"{address} holds many connections and asks for nothing; the oldest are closed")
 
     def _warn(self, kind: str, address: str, text: str, site: str | None = None) -> None:
-        if self._is_new(f"{kind} {address}"):
+        if self._is_new(f"{kind} {site or address}", always=site is not None):
             self.show(text)
             # Strangers must not fill the audit log: what they do is there once a minute, whoever it is.
             if site is not None or self._is_new(kind):
                 self.audit.write("limit acted", kind=kind, address=address, **({"site": site} if site else {}))
 
-    def _is_new(self, about: str) -> bool:
+    def _is_new(self, about: str, always: bool = False) -> bool:
+        """Whether this was not told lately; strangers at any number of addresses must not keep what sites do untold."""
         now = time.monotonic()
         self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if about in self._refused or len(self._refused) >= _REMEMBERED_ADDRESSES:
+        if about in self._refused or (len(self._refused) >= _REMEMBERED_ADDRESSES and not always):
             return False
         self._refused[about] = now
         return True
