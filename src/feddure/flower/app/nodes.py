@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from feddure.errors import RunError
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.messages import ANSWER, QUERY, TASK
+from feddure.flower.app.policy import MOST_IMAGES
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.sanitize import log, one_line
 from feddure.simulation.server import ImageCounts
@@ -28,7 +29,6 @@ _FETCH_SECONDS = 1.0  # that answers which are there are waited for; one that ta
 _UPDATE_SECONDS = 0.5
 _REMIND_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 60.0
-_MOST = 10**8  # images or clients; a larger number is a mistake, and would spoil the batches of all
 _NAME = 60  # characters of a name that is shown
 _REQUIRED = {"site", "client", "clients", "fingerprint", "labelled", "unlabelled", "unreadable"}
 _MEANINGS = {
@@ -324,7 +324,7 @@ class ConnectedSites:
             if self._names.get(node, site) != site:
                 return f"its key is that of this site, but it says that it is '{site}'"
         for kind in ("client", "clients", "labelled", "unlabelled", "unreadable"):
-            if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= _MOST:
+            if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= MOST_IMAGES:
                 return f"it says that its number of '{kind}' is {one_line(repr(answer[kind]), _NAME)}"
         if client >= answer["clients"]:
             return f"it says that it is client {client} of {answer['clients']}, expected a number from 0"

@@ -27,7 +27,7 @@ from feddure.methods.base import Method
 from feddure.simulation.server import Assignment
 
 MOST_IMAGES = 10**8
-"""Images that a server may ask a site to go through in one round, repeated ones included."""
+"""Images that a site may say it has, and a server may let it go through in a round, repeated ones included."""
 MOST_IN_STEP = 2**16
 """Images that a server may ask a site to take in one step."""
 _EPOCHS = 4

@@ -49,7 +49,8 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _LARGEST_MEAN = 1e6  # of a round's steps: one site must not drown the others' losses
 _MOST_MEANS = 32
-_TESTS = ("accuracy", "loss", "images")
+_TESTS = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
+"""What a site reports of a test, and the largest that it can be."""
 _KEPT_CHECKPOINTS = 3
 
 
@@ -505,11 +506,8 @@ def _validation(
 
     As in the mean of updates, no site weighs more than `cap` times the median one: its number is its own word.
     """
-    found = []
-    for _, report in reports:
-        accuracy, images = (_number(report.get(f"validation.{name}")) for name in ("accuracy", "images"))
-        if accuracy is not None and images is not None and 0 <= accuracy <= 1 and 0 < images <= MOST_IMAGES:
-            found.append((accuracy, images))
+    told = [_tests(report, "validation") or {} for _, report in reports]
+    found = [(one["accuracy"], one["images"]) for one in told if "accuracy" in one and one.get("images")]
     total = sum(images for _, images in found)
     if not total or round_number == 1:  # the first model has learned nothing
         return {}
@@ -526,10 +524,8 @@ def _number(value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> int
 def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
     """What a site says of the received model on its own `test` or `validation` images; None where that cannot be."""
     found = {key: value for key in _TESTS if (value := report.get(f"{on}.{key}")) is not None}
-    limits_of = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
-    numbers = {key: number for key in found if (number := _number(found[key])) is not None}
-    possible = numbers.keys() == found.keys() and all(0 <= numbers[key] <= limits_of[key] for key in numbers)
-    return found if possible and isinstance(numbers.get("images", 0), int) else None
+    possible = all(_number(value, 0, _TESTS[key]) is not None for key, value in found.items())
+    return found if possible and isinstance(found.get("images", 0), int) else None
 
 
 def _summary(record: dict[str, Any], seconds: float, rounds: int, metric: str) -> str:
