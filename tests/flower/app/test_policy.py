@@ -1,5 +1,7 @@
 """What a site allows, whoever asks, and what its operator approved."""
 
+from contextlib import nullcontext
+
 import pytest
 import yaml
 
@@ -33,15 +35,24 @@ def test_modules_are_refused_unless_they_are_allowed():
                 check_policy(node, asking(**changes))
 
 
-def test_rounds_of_any_usual_size_are_carried_out():
-    def work(steps, batch):
-        experiment = federated.experiment(settings=f"model=cnn local_steps={steps} labelled_batch=5")
-        check_work(experiment, methods.make(experiment), Assignment(0, 1, 0, steps, batch), 50, 500, 64)
-
-    work(1, 0)
-    work(10_000, 1000)
-    with pytest.raises(ConfigError, match="asks for 100000 steps on 4101 images"):
-        work(100_000, 4096)
+@pytest.mark.parametrize(
+    ("assignment", "problem"),
+    [
+        (Assignment(0, 1, 0, 1, 0), ""),
+        (Assignment(0, 2, 0, 10_000, 1000), ""),
+        (Assignment(0, 1, 0, 10_000, 60_000), "asks for 10000 steps on 60005 images"),
+        (Assignment(0, 1, 0, 2, 2**36), "expected at most 65536 images in a step"),
+        (Assignment(0, 1, 0, 0, 6), "asks for 0 steps"),
+        (Assignment(0, 3, 0, 2, 6), "round 3, expected one of 1 to 2"),
+        (Assignment(0, 0, 0, 2, 6), "round 0, expected one of 1 to 2"),
+        (Assignment(0, 1, 0, 10_001, 6), "10001 local steps, expected 10000 at most"),
+    ],
+)
+def test_a_server_asks_for_what_a_site_can_do_and_what_was_approved(assignment, problem):
+    """Rounds and steps are those of the experiment, which a site's operator approved by hash."""
+    experiment = federated.experiment(settings="model=cnn local_steps=10000 labelled_batch=5")
+    with pytest.raises(ConfigError, match=problem) if problem else nullcontext():
+        check_work(experiment, methods.make(experiment), assignment, 50, 500, 64)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddure"])
