@@ -91,7 +91,7 @@ def show_run(finished: "Run") -> None:
 
     tests = [record.get("test") or {} for record in finished.metrics]
     shown = [name for name in TITLES if any(known(test, name) is not None for test in tests)]
-    table = Table("round", box=SIMPLE_HEAD)
+    table = Table("round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # eight columns in 80 characters
     for name in ("sites", *(TITLES[name] for name in shown), "seconds"):
         table.add_column(name, justify="right")
     seconds = {line["round"]: line["seconds"] for line in finished.timing}
