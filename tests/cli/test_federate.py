@@ -155,11 +155,9 @@ def test_what_others_say_cannot_reach_into_the_terminal(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--sites", "north,north"), "'north' is there more than once"),
         (("--sites", "north,../south"), r"'\.\./south' was given, expected letters"),
         (("--classes", "ash"), "expected 2 or more"),
         (("--mean", "a"), "--mean a: expected numbers"),
-        (("--mean", "0.1,0.2,0.3"), "mean has 3 number"),
         (("--public-key", "north"), "expected SITE=FILE"),
         (("--public-key", "north=a", "--public-key", "north=b"), "was given a key already"),
     ],
@@ -185,12 +183,22 @@ def test_status_names_sites_and_runs(tmp_path, monkeypatch):
     site = SiteStatus("north", "online", "2026-11-15 11:52:11Z")
     folder = tmp_path / "trees" / "runs" / "a-method-with-a-long-name-and-a-number-17"
     about = "16905895414385816397", "finished:completed", 4000.0, str(folder), 500, 0.3133
-    done = RunStatus(*about, {"east": [3, 17]})
+    done = RunStatus(*about, {"east": [3, 17]}, {"accuracy": 0.3133, "macro_f1": 0.2512}, "no disk")
     found = Status("trees", "fed.example.org:9092", True, [site], [done])
     monkeypatch.setattr(status, "read_status", lambda folder: found)
     said = run("status", tmp_path / "trees")
-    for whole in ("north", "2026-11-15 11:52:11Z", *about[:2], str(folder), "east in 2 of 500 rounds"):
+    told = ("31.33", "macro F1", "25.12", "failed: run 16905895414385816397: no disk", "east in 2 of 500 rounds")
+    for whole in ("north", "2026-11-15 11:52:11Z", *about[:2], str(folder), *told):
         assert whole in said  # never cut, whatever the width
+
+
+def test_a_finished_run_is_shown_with_all_its_metrics(tmp_path, capsys):
+    tested = {"accuracy": 0.5, "balanced_accuracy": 0.45, "macro_f1": 0.4, "auroc": 0.8, "ece": 0.1}
+    metrics = [{"round": n, "clients": [0, 1], "left_out": [1], **({"test": tested} if n > 1 else {})} for n in (1, 2)]
+    show.show_run(SimpleNamespace(metrics=metrics, timing=[{"round": 1, "seconds": 2.5}], folder=tmp_path))
+    said = capsys.readouterr().out
+    for name in ("1 of 2", "2.5", "balanced accuracy", "45.00", "macro F1", "40.00", "AUROC", "report.html"):
+        assert name in said
 
 
 @pytest.mark.parametrize("attacker", [False, True])

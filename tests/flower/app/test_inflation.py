@@ -22,8 +22,9 @@ from feddure.flower.app.messages import count_problem
 def guarded(monkeypatch):
     monkeypatch.setattr(http_grid, "inflate_object_from_contents", http_grid.inflate_object_from_contents)
     monkeypatch.setattr(Array, "inflate", Array.inflate)
+    monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)
     monkeypatch.setattr(inflation, "_most", inflation._most)
-    inflation.guard()
+    inflation.guard(60.0)
     inflation.allow(100_000)
 
 

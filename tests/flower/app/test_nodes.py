@@ -153,6 +153,17 @@ def test_a_refused_node_hears_the_servers_reason_once(root, capsys):
     assert f"feddure: problem: the server refuses this site: {reason};" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("registered", ["east", "a-site-of-a-very-long-name-" * 3])
+def test_a_site_that_was_added_since_cannot_take_the_place_of_one_that_is_away(root, registered):
+    """The run knows nothing of its name, and so must not pass over the question whose key it is."""
+    nodes = federated.grid(root)
+    nodes.names = {11: "north", 12: registered, 13: "west"}
+    found = make(nodes)
+    found.update()
+    assert sorted(found.by_client) == [0, 2]
+    assert "it says that it is 'south'" in found.refused[12]
+
+
 @pytest.mark.parametrize(
     "told", [{"labelled": -5}, {"unlabelled": 10**8 + 1}, {"unreadable": 2**40}, {"labelled": True, "clients": 1}]
 )
@@ -186,6 +197,14 @@ class TestRegisteredCounts:
         Registry(root).approve("south")
         found.update()  # while the run goes on
         assert found.by_client[1].counts.labelled == 10**7
+
+    def test_a_claim_does_not_become_the_first_one_where_its_site_was_revoked(self, root):
+        self.join(root, 26)
+        found = self.join(root, 10**7)
+        Registry(root).forget("south")  # the SuperLink hears of it a moment later
+        found.update()
+        assert found.by_client[1].counts.labelled == 26
+        assert "south" not in Registry(root).read()
 
     def test_fewer_images_count_at_once(self, root):
         self.join(root, 26)

@@ -135,6 +135,17 @@ def test_a_site_whose_key_is_taken_away_is_shut_out(own, flower, sites):
     assert list(json.loads(own.registered.read_text())) == ["south"]
 
 
+def test_a_damaged_key_does_not_keep_another_site_that_was_revoked(own, flower):
+    Control(own).register(("north", "south"))
+    north, south = Control(own).sites()
+    own.public_key("north").unlink()
+    own.public_key("south").write_text("half a ke")
+    shown = []
+    Control(own, shown.append).register(("north", "south"))
+    assert (flower.nodes[north.node], flower.nodes[south.node]) == ("unregistered", "registered")
+    assert any(line.startswith("site south: ") for line in shown)
+
+
 def test_a_key_that_comes_back_is_a_note_and_the_others_go_on(own, flower):
     first = own.public_key("north").read_bytes()
     Control(own).register(("north",))

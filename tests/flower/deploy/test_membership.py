@@ -19,7 +19,7 @@ def registered(monkeypatch):
 
 
 def test_the_proxy_follows_without_a_restart(own, registered):
-    sites = _sites_by_key(own, own.read())
+    sites = _sites_by_key(own, own.read().sites)
     shown = []
     keys = SiteKeys(own, sites, shown.append)
     before, fingerprint = set(sites), own.read().fingerprint()
@@ -43,6 +43,20 @@ def test_the_proxy_follows_without_a_restart(own, registered):
     assert registered == [("north", "south", "west")] * 3
     events = [entry["event"] for entry in audit.read(own.server / audit.FILE).entries]
     assert events == ["site added", "key replaced", "site revoked"]
+
+
+def test_another_sites_damaged_file_does_not_keep_a_revoked_one_in(own, registered):
+    membership.add(own, "west", None, print)
+    sites = _sites_by_key(own, own.read().sites)
+    keys, shown = SiteKeys(own, sites, [].append), []
+    own.public_key("west").write_text("half a ke")
+    membership.revoke(own, "south", shown.append)
+    keys.update()
+    assert sorted(sites.values()) == ["north"]
+    own.description.write_text("half a descri")
+    own.public_key("north").unlink()
+    keys.update()
+    assert sites == {}
 
 
 def test_a_sites_own_key(own, tmp_path, registered):

@@ -19,9 +19,8 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from feddure.errors import RunError
 from feddure.flower.app.limits import tell_proxy
 from feddure.flower.deploy import certificates, proxy
-from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import free_port
-from feddure.flower.deploy.proxy import FleetProxy, ProxyServer, Request
+from feddure.flower.deploy.proxy import FleetProxy, Listener, ProxyServer, Request, Uploads
 from waiting import until
 
 
@@ -185,7 +184,7 @@ def in_chunks(content):
 @pytest.mark.parametrize("sent", [lambda content: content, in_chunks], ids=["with a length", "without"])
 def test_a_body_that_is_too_large_is_refused(opened, sent, monkeypatch):
     monkeypatch.setattr(proxy, "PART_BYTES", 100_000)
-    monkeypatch.setattr(proxy, "SMALL_BYTES", 5_000)
+    monkeypatch.setattr(proxy, "METADATA_BYTES", 5_000)
     assert opened.ask("POST", "/v1/fleet/push-object", sent(b"a" * 100_000)).status_code == 200
     assert opened.ask("POST", "/v1/fleet/push-object", sent(b"a" * 100_001)).status_code == 413
     assert opened.ask("POST", "/v1/fleet/pull-messages", sent(b"a" * 5_001)).status_code == 413

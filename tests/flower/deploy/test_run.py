@@ -16,6 +16,7 @@ from feddure.flower.deploy import run, status
 from feddure.flower.deploy.control import Control, RunState, SiteStatus
 from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.run import RunEntry
+from feddure.simulation.runs import FAILURE_FILE
 
 
 class Flower:
@@ -49,7 +50,10 @@ class Flower:
         self.place.mkdir(exist_ok=True)
         found = run_config.read(options | {"description": self.agreed.to_yaml()}).experiment
         (self.place / "config.yaml").write_text(experiments.to_yaml(found.model_copy(update={"unlabelled_batch": 7})))
-        lines = [json.dumps({"round": 1 + number, "test": {"accuracy": 0.5}}) + "\n" for number in range(done)]
+        lines = [
+            json.dumps({"round": 1 + number, "test": {"accuracy": 0.5, "macro_f1": 0.4}}) + "\n"
+            for number in range(done)
+        ]
         (self.place / "metrics.jsonl").write_text("".join(lines))
 
     def problem(self, **options):
@@ -271,8 +275,12 @@ def test_status_joins_what_flower_and_the_folders_know(flower, monkeypatch):
     flower.begin(done=2)
     run.add_to_run_index(flower.folder, RunEntry("7", str(flower.place), {}))
     monkeypatch.setattr(Control, "sites", lambda self: [SiteStatus("south", "online", "noon", "1")])
-    flower.states = [RunState("8", "pending", 0.0), RunState("7", "running", 9.0)]
+    (flower.place / FAILURE_FILE).write_text('{"error": "the disk is full"}')
+    flower.states = [RunState("8", "pending", 0.0), RunState("7", "finished:failed", 9.0)]
     found = status.read_status(flower.folder)
     assert [(site.site, site.status) for site in found.sites] == [("north", "unregistered"), ("south", "online")]
-    known = [(each.run, each.status, each.round, each.accuracy) for each in found.runs]
-    assert known == [("8", "pending", None, None), ("7", "running", 2, 0.5)]
+    known = [(each.run, each.round, each.metrics, each.failure) for each in found.runs]
+    measured = {"accuracy": 0.5, "macro_f1": 0.4}
+    assert known == [("8", None, {}, ""), ("7", 2, measured, "the disk is full")]
+    run.add_to_run_index(flower.folder, RunEntry("9", str(flower.place), {}))  # started again: it is not over yet
+    assert status.read_status(flower.folder).runs[1].failure == ""

@@ -17,7 +17,7 @@ from feddure.flower.deploy import certificates, server
 from feddure.flower.deploy.certificates import CertificateError
 from feddure.flower.deploy.layout import ServerFolder, Settings, read_settings, write_settings
 from feddure.flower.deploy.processes import began, free_port
-from feddure.flower.deploy.proxy import Request
+from feddure.flower.deploy.proxy import NOT_ITS_OWN, Request
 from feddure.flower.deploy.server import SuperExec
 from waiting import until
 
@@ -49,14 +49,9 @@ def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
     visits(Request("push-object", key, "10.0.0.1", 413))
     visits.flooded("10.0.0.9")
     visits.flooded("10.0.0.9")
-    assert [line.split("  ", 1)[1] for line in shown] == [
-        "north joined from 10.0.0.1",
-        "north left",
-        "turned away: 10.0.0.9 (a key that is not registered)",
-        "turned away: 10.0.0.1 (north: is its clock right?)",
-        "north sends more than a round's update has; what is too much is refused (413)",
-        "10.0.0.9 holds many connections and asks for nothing; the oldest are closed",
-    ]
+    told = ("north joined", "north left", "10.0.0.9 (a key", "north: is its clock", "(413)", "10.0.0.9 holds many")
+    for line, part in zip(shown, told, strict=True):
+        assert part in line
 
 
 def test_a_site_that_comes_and_goes_does_not_fill_the_audit_log(tmp_path):
@@ -70,12 +65,15 @@ def test_a_site_that_comes_and_goes_does_not_fill_the_audit_log(tmp_path):
     assert entries[-1]["kind"] == "restless"
 
 
-def test_strangers_from_everywhere_do_not_fill_the_memory():
+def test_strangers_from_everywhere_neither_fill_the_memory_nor_hide_what_a_site_does(tmp_path):
     shown = []
-    visits = server.RequestLog({b"a key": "north"}, shown.append)
+    visits = server.RequestLog({b"a key": "north"}, shown.append, AuditLog(tmp_path))
     for number in range(3000):
         visits(Request("activate-node", b"", f"2001:db8::{number:x}", 401))
     assert len(shown) <= len(visits._refused) == 1000
+    visits(Request("push-messages", b"a key", "10.0.0.1", NOT_ITS_OWN))
+    assert "north" in shown[-1]
+    assert audit.read(tmp_path / audit.FILE).entries[-1]["site"] == "north"
 
 
 def start(folder, host=None):
@@ -138,9 +136,6 @@ class Clock:
         self.now += seconds
         self.slept.append(seconds)
 
-    def strftime(self, pattern):
-        return "12:00:00"
-
 
 class Killed:
     """Stands for a process that somebody killed."""
@@ -181,7 +176,7 @@ def test_one_that_ends_is_started_again_and_the_last_one_ends_with_the_block(tmp
         assert not kept.ended
     assert kept.ended
     assert len(begun()) == 2
-    assert [line.partition(";")[0] for line in shown] == ["12:00:00  flower-superexec ended (exit code -9)"]
+    assert [line.partition(";")[0] for line in shown] == ["flower-superexec ended (exit code -9)"]
 
 
 def test_one_that_keeps_on_ending_is_given_up(tmp_path, clock, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from feddure.errors import ConfigError, RunError
-from feddure.flower.app.approval import Answers
+from feddure.flower.app.policy import Answers
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, site
 from feddure.flower.deploy.check import Reachability

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from feddure.cli.federate import sites as site_commands
+from feddure.cli.federate.sites import Folder, SiteName, server_folder
 from feddure.cli.options import Init, Sets
 from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
@@ -30,9 +31,7 @@ def _expect_packages() -> None:
         ) from None
 
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
 SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's unpacked bundle, or the whole folder.")]
-SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
 Images = Annotated[
     str,
     typer.Option(
@@ -118,9 +117,8 @@ def renew(
     Example: `feddure federate renew lungs --authority-key /media/safe/ca.key`, then start the server again.
     """
     from feddure.flower.deploy import init as initialise
-    from feddure.flower.deploy.layout import ServerFolder
 
-    ends = initialise.renew(ServerFolder(folder.resolve()), authority_key).not_valid_after_utc
+    ends = initialise.renew(server_folder(folder), authority_key).not_valid_after_utc
     print(f"the server's new certificate holds until {ends:%Y-%m-%d}; start the server again to use it")
 
 
@@ -162,9 +160,8 @@ def server(
     ```
     """
     from feddure.flower.deploy import server
-    from feddure.flower.deploy.layout import ServerFolder
 
-    _until_terminated(lambda: server.serve(ServerFolder(folder.resolve()), host, _show), endless=True)
+    _until_terminated(lambda: server.serve(server_folder(folder), host, _show), endless=True)
 
 
 @app.command()
@@ -239,7 +236,7 @@ def approve(
     feddure federate approve north north 0123456789abcdef --refuse
     ```
     """
-    from feddure.flower.app.approval import Answers
+    from feddure.flower.app.policy import Answers
     from feddure.flower.deploy.layout import find_bundle
 
     answers = Answers(find_bundle(folder.resolve(), name).state)
@@ -292,9 +289,8 @@ def run(
     from feddure.cli.federate import show
     from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy import run as runs
-    from feddure.flower.deploy.layout import ServerFolder
 
-    federation = ServerFolder(folder.resolve())
+    federation = server_folder(folder)
     federation.read()
     if resume and out is None:
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
@@ -328,10 +324,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: `feddure federate status lungs --json`
     """
     from feddure.cli.federate import show
-    from feddure.flower.deploy.layout import ServerFolder
     from feddure.flower.deploy.status import read_status
 
-    found = read_status(ServerFolder(folder.resolve()))
+    found = read_status(server_folder(folder))
     if as_json:
         show.print_json(found)
     else:

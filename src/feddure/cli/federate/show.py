@@ -87,20 +87,20 @@ def _counts(found: "CheckResult") -> Table:
 def show_run(finished: "Run") -> None:
     """A completed run: a row a round, and where its results lie."""
     from feddure.simulation.runs import MODEL_FILE, REPORT_FILE
-    from feddure.tracking.summary import percent
+    from feddure.tracking.metrics import TITLES, known
 
-    table = Table("round", box=SIMPLE_HEAD)
-    for name in ("sites", "accuracy", "seconds"):
+    tests = [record.get("test") or {} for record in finished.metrics]
+    shown = [name for name in TITLES if any(known(test, name) is not None for test in tests)]
+    table = Table("round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # eight columns in 80 characters
+    for name in ("sites", *(TITLES[name] for name in shown), "seconds"):
         table.add_column(name, justify="right")
     seconds = {line["round"]: line["seconds"] for line in finished.timing}
-    for record in finished.metrics:
-        used = len(record["clients"]) - len(record["left_out"])
-        accuracy = (record.get("test") or {}).get("accuracy")
+    for record, test in zip(finished.metrics, tests, strict=True):
         number = record["round"]
         table.add_row(
             str(number),
-            f"{used} of {len(record['clients'])}",
-            percent(accuracy) if accuracy is not None else "",
+            f"{len(record['clients']) - len(record['left_out'])} of {len(record['clients'])}",
+            *(_percent(known(test, name)) for name in shown),
             f"{seconds[number]:.1f}" if number in seconds else "",
         )
     Console(highlight=False).print(table)
@@ -111,7 +111,8 @@ def show_run(finished: "Run") -> None:
 
 def show_status(found: "Status", folder: Path) -> None:
     """Sites and runs; paths below the federation's folder are shown from there."""
-    from feddure.tracking.summary import duration, percent
+    from feddure.tracking.metrics import TITLES
+    from feddure.tracking.summary import duration
 
     console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
     if not found.running:
@@ -130,7 +131,8 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print("\nno runs yet")
         return
     table = Table("run", "status", box=None, padding=(0, 1))
-    for name in ("round", "accuracy", "time"):
+    shown = [name for name in TITLES if any(name in run.metrics for run in found.runs)]
+    for name in ("round", *(TITLES[name] for name in shown), "time"):
         table.add_column(name, justify="right")
     table.add_column("folder")
     for run in found.runs:
@@ -138,13 +140,15 @@ def show_status(found: "Status", folder: Path) -> None:
             _text(run.run),
             _text(run.status),
             "" if run.round is None else str(run.round),
-            percent(run.accuracy) if run.accuracy is not None else "",
+            *(_percent(run.metrics.get(name)) for name in shown),
             duration(run.seconds),
             _text(str(_from(folder, Path(run.folder)))) if run.folder else "",
         )
     console.print()
     console.print(table)
     for run in found.runs:
+        if run.failure:
+            console.print(f"[bold red]failed[/]: run {_text(run.run)}: {_text(run.failure)}")
         if run.suspicious:
             often = ", ".join(
                 f"{site} in {len(rounds)} of {run.round} rounds" for site, rounds in run.suspicious.items()
@@ -191,6 +195,12 @@ def _images(registered: "Registration | None") -> str:
     if claimed is None:
         return text
     return f"{text} [yellow](says {claimed.labelled:,} and {claimed.unlabelled:,}: `federate sites approve`)[/]"
+
+
+def _percent(share: float | None) -> str:
+    from feddure.tracking.summary import percent
+
+    return "" if share is None else percent(share)
 
 
 def _from(folder: Path, place: Path) -> Path:

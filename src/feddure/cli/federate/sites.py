@@ -2,9 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from feddure.flower.deploy.layout import ServerFolder
 
 app = typer.Typer(no_args_is_help=True, help="Sites of a federation; what changes here counts without a restart.")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
@@ -12,6 +15,13 @@ PublicKey = Annotated[
     Path | None, typer.Option("--public-key", metavar="FILE", help="The site's own public key; default: a new pair.")
 ]
 SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
+
+
+def server_folder(folder: Path) -> "ServerFolder":
+    """The federation in a folder; what is imported for it takes a moment."""
+    from feddure.flower.deploy.layout import ServerFolder
+
+    return ServerFolder(folder.resolve())
 
 
 @app.command()
@@ -22,9 +32,8 @@ def approve(folder: Folder, name: SiteName) -> None:
     """
     from feddure.flower.app.audit import AuditLog
     from feddure.flower.app.registry import Registry
-    from feddure.flower.deploy.layout import ServerFolder
 
-    federation = ServerFolder(folder.resolve())
+    federation = server_folder(folder)
     federation.read().client(name)
     counts = Registry(federation.server).approve(name)
     AuditLog(federation.server).write("images approved", site=name, **asdict(counts))
@@ -38,9 +47,8 @@ def add(folder: Folder, name: SiteName, public_key: PublicKey = None) -> None:
     Example: `feddure federate sites add lungs west`, then hand over lungs/sites/west.zip
     """
     from feddure.flower.deploy import membership
-    from feddure.flower.deploy.layout import ServerFolder
 
-    federation = ServerFolder(folder.resolve())
+    federation = server_folder(folder)
     membership.add(federation, name, public_key, print)
     print(f"hand {federation.archive(name)} to {name}")
 
@@ -52,9 +60,8 @@ def rotate(folder: Folder, name: SiteName, public_key: PublicKey = None) -> None
     Example: `feddure federate sites rotate lungs north --public-key north.pub`
     """
     from feddure.flower.deploy import membership
-    from feddure.flower.deploy.layout import ServerFolder
 
-    federation = ServerFolder(folder.resolve())
+    federation = server_folder(folder)
     membership.rotate(federation, name, public_key, print)
     print(f"hand {federation.archive(name)} to {name}")
 
@@ -66,7 +73,6 @@ def revoke(folder: Folder, name: SiteName) -> None:
     Example: `feddure federate sites revoke lungs north`
     """
     from feddure.flower.deploy import membership
-    from feddure.flower.deploy.layout import ServerFolder
 
-    membership.revoke(ServerFolder(folder.resolve()), name, print)
+    membership.revoke(server_folder(folder), name, print)
     print(f"{name} is shut out")

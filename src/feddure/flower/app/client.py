@@ -1,7 +1,7 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
 A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy`, `policy` and `approval`.
+perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and `policy`.
 A node of Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that
 the run names. Training itself is the simulator's own code.
 """
@@ -9,6 +9,7 @@ the run names. Training itself is the simulator's own code.
 import hashlib
 import math
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,6 @@ from feddure.config import Experiment
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import parse_yaml
 from feddure.flower.app import limits
-from feddure.flower.app.approval import check_approval
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.messages import (
     ANSWER,
@@ -41,7 +41,7 @@ from feddure.flower.app.messages import (
     to_tensors,
     unpack_state,
 )
-from feddure.flower.app.policy import MOST_HELPERS, check_policy, check_work
+from feddure.flower.app.policy import MOST_HELPERS, check_approval, check_method, check_policy, check_work
 from feddure.flower.app.privacy import protect
 from feddure.flower.app.private_files import make_private_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
@@ -53,6 +53,9 @@ from feddure.simulation.lanes import Result
 from feddure.simulation.lanes import Task as LaneTask
 from feddure.simulation.program import new_heads, new_module
 from feddure.simulation.server import plan_batches
+
+_KEPT_RUNS = 16
+"""Runs whose memory a site keeps, those that it trained in last."""
 
 
 class DiskMemory:
@@ -85,6 +88,10 @@ class DiskMemory:
         for file in self._folder.glob("round-*.safetensors"):
             if file not in kept:
                 file.unlink(missing_ok=True)
+        # The server names its runs, and may think of a new name for each message.
+        runs = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in runs[:-_KEPT_RUNS]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _file(self, round_number: int) -> Path:
         return self._folder / f"round-{round_number}.safetensors"
@@ -242,7 +249,7 @@ def introduce(message: Message, context: Context) -> Message:
         elif site.is_real:
             log(_introduction(site, str(asked["experiment"])))
         if site.state is not None:
-            worker = _worker(str(asked["experiment"]), "cpu")
+            worker = _worker_at(context, str(asked["experiment"]), "cpu")
             first = worker.first_message_bytes(site)
             limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
         return RecordDict({ANSWER: pack_answer(site.introduce())})
@@ -287,7 +294,7 @@ def train(message: Message, context: Context) -> Message:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
         if task.notice and site.is_real:
             log(f"note: this site {one_line(task.notice)}")
-        worker = _worker(task.experiment, str(context.node_config.get("device", "")))
+        worker = _worker_at(context, task.experiment, str(context.node_config.get("device", "")))
         memory: Memory = (
             DiskMemory(site.state, task.run_name)
             if site.state is not None
@@ -347,6 +354,12 @@ def _open(context: Context, experiment: str) -> Site:
     check_policy(node, experiment)
     check_approval(node, experiment)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
+
+
+def _worker_at(context: Context, experiment: str, device: str) -> Worker:
+    worker = _worker(experiment, device)
+    check_method(context.node_config, worker.method)
+    return worker
 
 
 @lru_cache(maxsize=2)

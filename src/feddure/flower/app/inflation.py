@@ -6,16 +6,14 @@ message are added up before the first byte of one is put together. Nor does the 
 announced, and do not come, any longer than for an answer.
 """
 
-import json
 import threading
 from functools import partial
 from typing import Any
 
 from flwr.app import Array
-from flwr.supercore.inflatable import inflatable_object
 from flwr.superlink.grid import http_grid
 
-from feddure.flower.app.limits import METADATA_BYTES
+from feddure.flower.app.limits import METADATA_BYTES, named_parts
 
 # Fails, and the run with it, where another version of Flower puts messages together in another way.
 _whole_message, _array = http_grid.inflate_object_from_contents, Array.inflate.__func__  # type: ignore[attr-defined]
@@ -30,13 +28,9 @@ def allow(most: int) -> None:
     _most = most
 
 
-def wait_at_most(seconds: float) -> None:
-    """Let the parts of a message come within this time."""
+def guard(seconds: float) -> None:
+    """Let Flower's grid refuse messages that would become larger, with a ValueError, and not wait longer for parts."""
     http_grid.pull_objects = partial(_parts, max_time=seconds)
-
-
-def guard() -> None:
-    """Let Flower's grid refuse messages that would become larger, with a ValueError."""
     http_grid.inflate_object_from_contents = bounded_message  # type: ignore[assignment]
     Array.inflate = classmethod(_bounded_array)  # type: ignore[assignment, method-assign]
 
@@ -52,9 +46,7 @@ def bounded_message(object_id: str, contents: dict[str, bytes], **options: Any) 
 
 def _bounded_array(kind: type[Array], content: bytes, children: dict[str, Any] | None = None) -> Array:
     if hasattr(_left, "bytes"):
-        numbers = json.loads(inflatable_object.get_object_body(content, kind))["arraychunk_ids"]
-        parts = inflatable_object.get_object_children_ids_from_object_content(content)
-        _left.bytes -= sum(len((children or {})[parts[number]].data) for number in numbers)
+        _left.bytes -= sum(len((children or {})[name].data) for name in named_parts(content))
         if _left.bytes < 0:
             raise ValueError(f"its arrays take more than {_most:,} bytes")
     return _array(kind, content, children)

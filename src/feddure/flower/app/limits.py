@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from flwr.app import Array
+from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
+
 from feddure.errors import RunError
 from feddure.files import write_json
 
@@ -11,7 +14,10 @@ FILE = "upload.json"
 DOWNLOADS = "downloads.json"
 """At a site: what each run may send in a message; the SuperNode reads it."""
 METADATA_BYTES = 256 << 10
-_PART_BYTES = 5 << 20
+"""Of a message beside its arrays, and of a request that carries no part of one: asking for work, heartbeats."""
+PART_BYTES = 8 << 20
+"""Of one request with a part of a message."""
+_FLOWERS_PART = 5 << 20
 """Flower sends arrays in parts of this size, and a part again where a connection was lost."""
 _TIMES = 4
 """A method may send more than in its first round, such as FedMatch's helpers, but not many times as much."""
@@ -20,7 +26,7 @@ _KEPT_RUNS = 16
 
 def upload_bytes(exact: int) -> int:
     """The most bytes that an answer with arrays of this size may take: the arrays, and some of them a second time."""
-    return exact + 2 * min(exact, _PART_BYTES) + METADATA_BYTES
+    return exact + 2 * min(exact, _FLOWERS_PART) + METADATA_BYTES
 
 
 def tell_proxy(folder: Path, run_name: str, round_number: int, limit: int) -> None:
@@ -39,6 +45,12 @@ def allow_download(state: Path, run: int, first: int, helpers: int = 0) -> None:
 def allowed_download(state: Path, run: int) -> int:
     """How many bytes a message of a run may take; little where the site did not say."""
     return _downloads(state).get(str(run), METADATA_BYTES)
+
+
+def named_parts(array: bytes) -> list[str]:
+    """The parts of an array as Flower sends it, each as often as it is named: a part that is sent once may be many."""
+    parts = get_object_children_ids_from_object_content(array)
+    return [parts[number] for number in json.loads(get_object_body(array, Array))["arraychunk_ids"]]
 
 
 def _downloads(state: Path) -> dict[str, int]:

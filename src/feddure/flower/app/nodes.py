@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from feddure.errors import RunError
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.messages import ANSWER, QUERY, TASK
+from feddure.flower.app.policy import MOST_IMAGES
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.sanitize import log, one_line
 from feddure.simulation.server import ImageCounts
@@ -28,7 +29,6 @@ _FETCH_SECONDS = 1.0  # that answers which are there are waited for; one that ta
 _UPDATE_SECONDS = 0.5
 _REMIND_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 60.0
-_MOST = 10**8  # images or clients; a larger number is a mistake, and would spoil the batches of all
 _NAME = 60  # characters of a name that is shown
 _REQUIRED = {"site", "client", "clients", "fingerprint", "labelled", "unlabelled", "unreadable"}
 _MEANINGS = {
@@ -191,7 +191,7 @@ class ConnectedSites:
     def update(self) -> None:
         """Ask new nodes, hear their answers, and forget nodes that are gone; waits for nobody."""
         nodes = {info.node_id: info for info in self._grid.get_nodes()}
-        self._names = {node: one_line(info.name, _NAME) for node, info in nodes.items() if info.name}
+        self._names = {node: info.name for node, info in nodes.items() if info.name}
         for client, site in list(self.by_client.items()):
             if site.node not in nodes:
                 del self.by_client[client]
@@ -212,8 +212,10 @@ class ConnectedSites:
                 self._asked.pop(node, None)  # it may be on its way up: ask again
             if node in nodes:
                 self._admit(node, answer, problem)
+        registered = self._registry.read()
         for client, site in self.by_client.items():  # the operator may have approved a claim meanwhile
-            self.by_client[client] = replace(site, counts=self._registry.counts(site.name, site.claimed))
+            if site.name in registered:  # or have revoked the site, whose claim must not become its first one here
+                self.by_client[client] = replace(site, counts=registered[site.name].limit(site.claimed))
 
     def wait(self, wanted: int, seconds: float) -> None:
         """Until so many sites are connected, for a limited time."""
@@ -282,7 +284,7 @@ class ConnectedSites:
         problem = problem or objection
         if problem:
             # The operator chose the registered name; what a node calls itself may be anything.
-            who = self._names.get(node) or one_line(answer.get("site", ""), _NAME) or f"node {node}"
+            who = one_line(self._names.get(node) or answer.get("site", ""), _NAME) or f"node {node}"
             reason = f"site '{who}': {problem}"
             if self.refused.get(node) != reason:
                 log(f"refused (node {node}): {reason}")
@@ -318,11 +320,11 @@ class ConnectedSites:
                 return "it goes by another description of the federation; give it the server's federation.yaml"
             if site not in self._sites or client != self._sites.index(site):
                 return f"the federation has no such site; there are: {', '.join(self._sites)}"
-            registered = self._names.get(node)
-            if registered in self._sites and registered != site:
+            # Also where the run knows nothing of the registered site, which was added since.
+            if self._names.get(node, site) != site:
                 return f"its key is that of this site, but it says that it is '{site}'"
         for kind in ("client", "clients", "labelled", "unlabelled", "unreadable"):
-            if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= _MOST:
+            if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= MOST_IMAGES:
                 return f"it says that its number of '{kind}' is {one_line(repr(answer[kind]), _NAME)}"
         if client >= answer["clients"]:
             return f"it says that it is client {client} of {answer['clients']}, expected a number from 0"

@@ -3,28 +3,43 @@
 `helpers=false`: the site takes no part in FedMatch, whose server hands a site's parameters to other sites as helpers.
 `modules=true`: methods and networks may be classes of modules that are installed at the site, `package.module:Class`.
 Without it a server could make the site import, and so run, any module that it finds.
+`approve` is `always`, `ask` or the hash of a run: that of its experiment, without the batch that the server settles
+once it knows the sites. Under `ask` the site takes no part before its operator approved, in whatever the server asks.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
 from feddure import methods, plugins
 from feddure.config import Experiment
-from feddure.errors import ConfigError
-from feddure.files import parse_yaml
-from feddure.flower.app.sanitize import disclosed
+from feddure.errors import ConfigError, RunError
+from feddure.files import parse_yaml, write_json
+from feddure.flower.app.audit import AuditLog
+from feddure.flower.app.private_files import make_private_folder
+from feddure.flower.app.sanitize import disclosed, one_line
 from feddure.methods.base import Method
 from feddure.simulation.server import Assignment
 
 MOST_IMAGES = 10**8
-"""Images that a server may ask a site to go through in one round, repeated ones included."""
+"""Images that a site may say it has, and a server may let it go through in a round, repeated ones included."""
 MOST_IN_STEP = 2**16
 """Images that a server may ask a site to take in one step."""
+_EPOCHS = 4
+"""Times an epoch over the images that are here: since the server was told of them some may have been taken away."""
 
 MOST_HELPERS = 64
 """Models of other sites that a server may send along, each of which takes memory here."""
+APPROVALS = "approvals.json"
+LEAVES = "the trained parameters, numbers of images, mean losses, and accuracy on the site's own test images if any"
+
+MOST_WAITING = 20
+"""Runs without an answer; more than these are refused and not noted."""
 
 
 def check_policy(node: Mapping[str, Any], experiment: str) -> None:
@@ -40,10 +55,16 @@ def check_policy(node: Mapping[str, Any], experiment: str) -> None:
                 "own modules are not allowed at this site",
             )
     plugins.allow(*wanted.values())
-    if relays_uploads(wanted["method"]) and not _allows(node, "helpers", default=True):
+    if wanted["method"] in methods.METHODS:  # an import path may lead there too: the ClientApp asks for the class again
+        check_method(node, methods.METHODS[wanted["method"]])
+
+
+def check_method(node: Mapping[str, Any], method: Method | type[Method]) -> None:
+    """Refuse a method that the site declines, whatever the server called it."""
+    if method.relays_uploads and not _allows(node, "helpers", default=True):
         raise disclosed(
-            ConfigError(f"method '{wanted['method']}' sends a site's parameters to other sites, and helpers=false"),
-            f"this site declines method '{wanted['method']}', which sends its parameters to other sites as helpers",
+            ConfigError(f"method '{method.name}' sends a site's parameters to other sites, and helpers=false"),
+            f"this site declines method '{method.name}', which sends its parameters to other sites as helpers",
         )
 
 
@@ -67,10 +88,10 @@ def check_work(
         raise disclosed(
             ConfigError(f"the server asks for round {assignment.round}, expected one of 1 to {experiment.rounds}")
         )
-    if experiment.local_steps == "epoch":  # what the server knows of the site's images may be more than there are now
-        most = steps
-    else:
-        most = max(experiment.local_steps, method.steps(labelled, unlabelled, max(batch, 1)))
+    # The server may believe in labelled images alone, which are more than the unlabelled ones that came since.
+    most = max(method.steps(labelled, there, max(batch, 1)) for there in (unlabelled, 0))
+    if experiment.local_steps == "epoch" or type(method).steps is not Method.steps:
+        most *= _EPOCHS
     if steps > most:
         raise disclosed(ConfigError(f"the server asks for {steps} local steps, expected {most} at most"))
     needed = steps * (experiment.labelled_batch + batch * method.needs.views) * image_bytes
@@ -83,18 +104,93 @@ def check_work(
         )
 
 
-def relays_uploads(method: str) -> bool:
-    """Whether the method's server hands what one site sent to other sites."""
-    found = methods.METHODS.get(method)
-    return found is not None and found.relays_uploads
-
-
-def uploads_class_counts(method: str) -> bool:
-    """Whether a site under this method tells how many images of each class it learnt from."""
-    found = methods.METHODS.get(method)
-    return found is not None and found.uploads_class_counts
-
-
 def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:
     """A yes or no in a node's configuration; anything else than the two is the cautious answer, no."""
     return str(node.get(key, default)).strip().lower() == "true"
+
+
+# --- approval ----------------------------------------------------------------------------------------
+def run_hash(experiment: str) -> str:
+    """The hash by which a run is approved; `experiment` is YAML."""
+    tree = {key: value for key, value in (parse_yaml(experiment) or {}).items() if key != "unlabelled_batch"}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def check_approval(node: Mapping[str, Any], experiment: str) -> None:
+    """Refuse a run that the site's operator has not approved; one that is new is noted as asked for."""
+    wanted, found = str(node.get("approve", "always")), run_hash(experiment)
+    if wanted in ("always", found):
+        return
+    if wanted != "ask":
+        raise disclosed(
+            ConfigError(f"this site's operator approved run {one_line(wanted, 16)}, and this is run {found}")
+        )
+    answers = Answers(Path(str(node["state"])))
+    answer = answers.ask(found, _describe(experiment))
+    if answer is None:
+        raise disclosed(
+            ConfigError(
+                f"run {found} waits for your approval: {_describe(experiment)}. Answer y or n here, or: "
+                f"feddure federate approve DIR {node.get('site')} {found}"
+            ),
+            f"its operator has not approved run {found} yet",
+        )
+    if not answer:
+        raise disclosed(ConfigError(f"its operator refused run {found}"))
+
+
+class Answers:
+    """A site's file of runs that asked, and what was answered."""
+
+    def __init__(self, state: Path):
+        self._state = state
+        self._path = state / APPROVALS
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """By hash: what a run `asks`, and the `answer`: true, false, or null before there is one."""
+        try:
+            return json.loads(self._path.read_bytes()) if self._path.exists() else {}
+        except (OSError, ValueError):
+            raise RunError(f"{self._path}: cannot be read; remove it, and runs ask again") from None
+
+    def waiting(self) -> list[str]:
+        """The runs without an answer."""
+        return [found for found, entry in self.read().items() if entry["answer"] is None]
+
+    def ask(self, found: str, asks: str) -> bool | None:
+        """The answer to a run; None where there is none yet."""
+        known = self.read()
+        if found not in known:
+            if len(self.waiting()) >= MOST_WAITING:
+                return None  # a server that asks for ever does not fill the disk
+            make_private_folder(self._state, RunError)
+            self._write(found, asks, None)
+            AuditLog(self._state).write("run asks for approval", run=found, asks=asks)
+            return None
+        return known[found]["answer"]
+
+    def answer(self, found: str, approved: bool) -> None:
+        """What the site's operator says to a run."""
+        known = self.read()
+        if found not in known:
+            raise ConfigError(f"run {found}: has not asked; there are: {', '.join(known) or 'none'}")
+        self._write(found, known[found]["asks"], approved)
+        AuditLog(self._state).write("run approved" if approved else "run refused", run=found)
+
+    def _write(self, found: str, asks: str, answer: bool | None) -> None:
+        with FileLock(self._path.with_name(f".{APPROVALS}.lock")):
+            entry = {found: {"asks": asks, "answer": answer}}
+            write_json(self._path, self.read() | entry, RunError, durable=True)
+
+
+def _describe(experiment: str) -> str:
+    tree = parse_yaml(experiment) or {}
+    method, model, rounds = (one_line(tree.get(name), 60) for name in ("method", "model", "rounds"))
+    leaves = [LEAVES]
+    known = methods.METHODS.get(method)
+    if known is None:
+        leaves.append("and what else this method of a module sends")
+    elif known.uploads_class_counts:
+        leaves.append("how many images of each class it learnt from")
+    relays = "; the server hands the parameters to other sites" if known is not None and known.relays_uploads else ""
+    return f"{method}, {model}, {rounds} rounds; what leaves the site: {', '.join(leaves)}{relays}"

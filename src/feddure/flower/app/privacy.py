@@ -26,11 +26,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from feddure.errors import ConfigError, FeddureError
+from feddure.errors import ConfigError
 from feddure.files import parse_yaml
 from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
-from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
+from feddure.flower.app.sanitize import disclosed, log, one_line
 from feddure.simulation import dp
 
 _PUBLIC = ("site", "client", "round", "pid", "memory")
@@ -80,26 +80,23 @@ class Protection:
 
 
 def protect(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod around the client's training: what comes in is finite, and what leaves is protected or does not leave."""
-    node = context.node_config
-    try:
-        asked = message.content.config_records[TASK]
-        protection = Protection.of(asked, node)
-        ledger = open_ledger(node, protection)
-        received = _read_arrays(message.content)
-        if ledger is not None:  # no use in training for an update that may not leave
-            ledger.account(protection.delta, protection.budget, protection.noise)
-        reply = call_next(message, context)
-        if reply.has_error() or PARAMETERS not in reply.content.array_records:
-            return reply
-        content = _protected(protection, received, reply.content)
-        if ledger is not None:
-            about = {"clip": protection.clipping_norm, "run": one_line(asked["run_name"], 60), "round": asked["round"]}
-            log(f"privacy: {ledger.spend(protection.delta, protection.budget, protection.noise, **about)}")
-    except FeddureError as error:
-        problem = public_text(error)
-        log(f"problem: {error}")
-        return Message(RecordDict({ANSWER: pack_answer({"problem": problem})}), reply_to=message)
+    """A mod around the client's training: what comes in is finite, and what leaves is protected or does not leave.
+
+    An error goes to the mod around this one, which answers without an update.
+    """
+    node, asked = context.node_config, message.content.config_records[TASK]
+    protection = Protection.of(asked, node)
+    ledger = open_ledger(node, protection)
+    received = _read_arrays(message.content)
+    if ledger is not None:  # no use in training for an update that may not leave
+        ledger.account(protection.delta, protection.budget, protection.noise)
+    reply = call_next(message, context)
+    if reply.has_error() or PARAMETERS not in reply.content.array_records:
+        return reply
+    content = _protected(protection, received, reply.content)
+    if ledger is not None:
+        about = {"clip": protection.clipping_norm, "run": one_line(asked["run_name"], 60), "round": asked["round"]}
+        log(f"privacy: {ledger.spend(protection.delta, protection.budget, protection.noise, **about)}")
     return Message(content, reply_to=message)
 
 

@@ -25,6 +25,11 @@ class Registration:
     counts: ImageCounts
     claimed: ImageCounts | None = None
 
+    def limit(self, claimed: ImageCounts) -> ImageCounts:
+        """What counts of a claim."""
+        counts = self.counts
+        return ImageCounts(min(claimed.labelled, counts.labelled), min(claimed.unlabelled, counts.unlabelled))
+
 
 class Registry:
     """The file of registrations; without a folder, as in a simulation, every claim counts."""
@@ -55,7 +60,7 @@ class Registry:
             now = Registration(first, claimed if claimed != first else None)
             if known.get(site) != now:
                 self._write(known | {site: now})
-        return ImageCounts(min(claimed.labelled, first.labelled), min(claimed.unlabelled, first.unlabelled))
+        return now.limit(claimed)
 
     def approve(self, site: str) -> ImageCounts:
         """Register what a site says now."""

@@ -23,12 +23,11 @@ from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import write_json, write_whole
 from feddure.flower.app import inflation, limits, messages, run_config, site_data
-from feddure.flower.app.approval import run_hash
 from feddure.flower.app.audit import AuditLog, describe_arrays
 from feddure.flower.app.ledger import epsilon_of
 from feddure.flower.app.messages import TASK, TRAIN, Task
 from feddure.flower.app.nodes import ConnectedSites, PendingMessages, read_reply
-from feddure.flower.app.policy import MOST_IMAGES, relays_uploads
+from feddure.flower.app.policy import MOST_IMAGES, run_hash
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.run_config import RunOptions
 from feddure.flower.app.sanitize import log, one_line
@@ -50,7 +49,8 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _LARGEST_MEAN = 1e6  # of a round's steps: one site must not drown the others' losses
 _MOST_MEANS = 32
-_TESTS = ("accuracy", "loss", "images")
+_TESTS = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
+"""What a site reports of a test, and the largest that it can be."""
 _KEPT_CHECKPOINTS = 3
 
 
@@ -66,8 +66,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def run(grid: Grid, options: RunOptions) -> Server:
     """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
-    inflation.guard()
-    inflation.wait_at_most(options.timeout_seconds)
+    inflation.guard(options.timeout_seconds)
     options = run_config.as_resumed(options)
     folder = options.folder
     runs.expect_unlocked(folder)
@@ -85,15 +84,15 @@ def run(grid: Grid, options: RunOptions) -> Server:
         checkpoint.read(server, folder, options.round or None)
         _write_start(server, folder)
         log(f"run folder: {folder.resolve()}")
-        if relays_uploads(server.experiment.method):
+        if server.method.relays_uploads:
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
             log(f"going on after round {server.round}")
-        with ExitStack() as closing:
-            rounds = Rounds(grid, options, server, sites, closing)
-            rounds.run_all()
-        runs.write_models(server, folder)
-        log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
+        with runs._noting_failure(folder):
+            with ExitStack() as closing:
+                Rounds(grid, options, server, sites, closing).run_all()
+            runs.write_models(server, folder)
+            log(f"report: {write_report([folder], folder / runs.REPORT_FILE)}")
     return server
 
 
@@ -507,11 +506,8 @@ def _validation(
 
     As in the mean of updates, no site weighs more than `cap` times the median one: its number is its own word.
     """
-    found = []
-    for _, report in reports:
-        accuracy, images = (_number(report.get(f"validation.{name}")) for name in ("accuracy", "images"))
-        if accuracy is not None and images is not None and 0 <= accuracy <= 1 and 0 < images <= MOST_IMAGES:
-            found.append((accuracy, images))
+    told = [_tests(report, "validation") or {} for _, report in reports]
+    found = [(one["accuracy"], one["images"]) for one in told if "accuracy" in one and one.get("images")]
     total = sum(images for _, images in found)
     if not total or round_number == 1:  # the first model has learned nothing
         return {}
@@ -528,10 +524,8 @@ def _number(value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> int
 def _tests(report: Mapping[str, Any], on: str) -> dict[str, float] | None:
     """What a site says of the received model on its own `test` or `validation` images; None where that cannot be."""
     found = {key: value for key in _TESTS if (value := report.get(f"{on}.{key}")) is not None}
-    limits_of = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
-    numbers = {key: number for key in found if (number := _number(found[key])) is not None}
-    possible = numbers.keys() == found.keys() and all(0 <= numbers[key] <= limits_of[key] for key in numbers)
-    return found if possible and isinstance(numbers.get("images", 0), int) else None
+    possible = all(_number(value, 0, _TESTS[key]) is not None for key, value in found.items())
+    return found if possible and isinstance(found.get("images", 0), int) else None
 
 
 def _summary(record: dict[str, Any], seconds: float, rounds: int, metric: str) -> str:

@@ -5,7 +5,6 @@ keys are written for their owner alone (mode 0600).
 """
 
 import base64
-import hashlib
 import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -140,8 +139,8 @@ def public_line(key: EllipticCurvePublicKey, comment: str) -> bytes:
 
 def fingerprint(key: EllipticCurvePublicKey) -> str:
     """A public key's hash, as `ssh-keygen -l` shows it; people compare it over the telephone."""
-    blob = base64.b64decode(public_line(key, "").split()[1])
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def public_pem(key: EllipticCurvePublicKey) -> bytes:

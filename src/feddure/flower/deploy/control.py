@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ Show = Callable[[str], None]
 """Prints a line for the operator."""
 Registered = dict[str, dict[str, str]]
 """For each site its node's number and its key; no number, and the nodes before, while a registration is under way."""
+
+
+def timed(show: Show) -> Show:
+    """Shows lines with the time of day."""
+    return lambda line: show(f"{time.strftime('%H:%M:%S')}  {line}")
 
 
 def environment(flower_home: Path, programs: Path | None = None) -> dict[str, str]:
@@ -148,9 +154,15 @@ class Control:
         """Let the SuperLink know the sites' public keys as they lie in the folder, and no others."""
         listed = {entry["node-id"] for entry in self._nodes()}
         known = self._adopt_interrupted(self._registered(), listed)
-        keys = {site: self._public_key(site) for site in sites}
+        keys, damaged = {}, []
+        for site in sites:
+            try:
+                keys[site] = self._public_key(site)
+            except certificates.CertificateError as problem:  # no reason to keep another site that was revoked
+                damaged.append(site)
+                self._show(f"site {site}: {problem}; what the server knows of it stays as it is")
         for site, entry in list(known.items()):
-            if entry["node"] not in listed or entry["key"] != keys.get(site):
+            if entry["node"] not in listed or (site not in damaged and entry["key"] != keys.get(site)):
                 if entry["node"] in listed:
                     self.ask("supernode", "unregister", entry["node"], CONNECTION, show=True)
                 del known[site]

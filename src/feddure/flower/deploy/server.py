@@ -4,19 +4,26 @@ import ipaddress
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.errors import FeddureError, RunError
 from feddure.flower.app.audit import AuditLog
-from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import is_private
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.control import LOOPBACK, OWN_SUPEREXEC, Control, Show, program, shown, superexec_command
+from feddure.flower.deploy.control import (
+    LOOPBACK,
+    OWN_SUPEREXEC,
+    Control,
+    Show,
+    program,
+    shown,
+    superexec_command,
+    timed,
+)
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
-from feddure.flower.deploy.limits import Listener, Uploads
 from feddure.flower.deploy.processes import (
     POLL_SECONDS,
     Process,
@@ -26,7 +33,7 @@ from feddure.flower.deploy.processes import (
     wait_until,
     write_pidfile,
 )
-from feddure.flower.deploy.proxy import NOT_ITS_OWN, FleetProxy, ProxyServer, Request
+from feddure.flower.deploy.proxy import NOT_ITS_OWN, FleetProxy, Listener, ProxyServer, Request, Uploads
 from feddure.version import VERSION
 
 _QUIET_SECONDS = 60.0
@@ -75,7 +82,7 @@ class SuperExec:
         self._process.stop()
         pause = 2.0 ** (self._short_lives - 1)
         self._show(
-            f"{time.strftime('%H:%M:%S')}  flower-superexec ended (exit code {code}); again in {pause:.0f} s. "
+            f"flower-superexec ended (exit code {code}); again in {pause:.0f} s. "
             f"A run that was going on is over: go on with --resume"
         )
         time.sleep(pause)
@@ -118,14 +125,14 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
                 show(f"run {state.run} was going on when the server ended, and is over: go on with --resume")
         if settings.secure:
             control.register(description.sites)
-        sites = _sites_by_key(folder, description) if settings.secure else {}
+        sites = _sites_by_key(folder, description.sites) if settings.secure else {}
         inside = join_address(LOOPBACK, settings.control_port)
         authority = folder.authority if settings.secure else None
         command = superexec_command(settings.control_port, superlink.popen.pid, authority)
         show("$ " + shown(command))
-        superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, show))
+        superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, timed(show)))
         audit = AuditLog(folder.server)
-        observed = RequestLog(sites, show, audit)
+        observed = RequestLog(sites, timed(show), audit)
         listener = Listener(observe=observed.flooded)
         keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
         proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
@@ -136,7 +143,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         show(f"operator  {inside}   Control API, from this machine only")
         audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
         try:
-            yield superlink, superexec, SiteKeys(folder, sites, show)
+            yield superlink, superexec, SiteKeys(folder, sites, timed(show))
         finally:
             show("ending the server")
             audit.write("server ends")
@@ -168,24 +175,25 @@ class SiteKeys:
 
     def update(self) -> None:
         """Let sites in that were added, and none that was revoked."""
-        if self._state() == self._seen:
+        if (state := self._state()) == self._seen:
             return
-        self._seen = self._state()
+        self._seen = state
         try:
-            found = _sites_by_key(self._folder, self._folder.read())
-        except FeddureError as problem:  # half written, perhaps: those before stay until it is whole
+            names: Iterable[str] = self._folder.read().sites
+        except FeddureError as problem:  # half written, perhaps; whose key is there is known all the same
             self._show(f"note: {problem}")
-            self._seen = []
-            return
+            names = tuple(self._sites.values())
+        found = _sites_by_key(self._folder, names, self._show)
         for key in self._sites.keys() - found.keys():
-            self._show(f"{time.strftime('%H:%M:%S')}  {self._sites.pop(key)}: its key is no longer let in")
+            self._show(f"{self._sites.pop(key)}: its key is no longer let in")
         for key in found.keys() - self._sites.keys():
-            self._show(f"{time.strftime('%H:%M:%S')}  {found[key]}: its key is let in")
+            self._show(f"{found[key]}: its key is let in")
             self._sites[key] = found[key]
 
-    def _state(self) -> list[tuple[str, int]]:
+    def _state(self) -> list[tuple[str, int, int]]:
         paths = [self._folder.description, *sorted(self._folder.public_keys.glob("*.pub"))]
-        return [(path.name, path.stat().st_mtime_ns) for path in paths if path.exists()]
+        about = [(path.name, path.stat()) for path in paths if path.exists()]
+        return [(name, found.st_mtime_ns, found.st_size) for name, found in about]
 
 
 @dataclass
@@ -196,7 +204,7 @@ class RequestLog:
     show: Show
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))
     _moves: dict[str, list[float]] = field(default_factory=dict)  # site → when it joined or left
-    _refused: dict[str, float] = field(default_factory=dict)  # kind and address → when it was last told
+    _refused: dict[str, float] = field(default_factory=dict)  # kind, and site or address → when it was last told
 
     def __call__(self, request: Request) -> None:
         site = self.sites.get(request.public_key) if self.sites else "a site"
@@ -209,7 +217,7 @@ class RequestLog:
         elif site is not None and request.status == 200:
             if request.action in ("activate-node", "deactivate-node") and not self._is_restless(site, request.address):
                 joined = request.action == "activate-node"
-                self._show(f"{site} joined from {request.address}" if joined else f"{site} left")
+                self.show(f"{site} joined from {request.address}" if joined else f"{site} left")
                 address = {"address": request.address} if joined else {}
                 self.audit.write("site joined" if joined else "site left", site=site, **address)
         elif request.status == NOT_ITS_OWN:
@@ -231,22 +239,20 @@ class RequestLog:
         self._warn("flood", address, f"{address} holds many connections and asks for nothing; the oldest are closed")
 
     def _warn(self, kind: str, address: str, text: str, site: str | None = None) -> None:
-        if self._is_new(f"{kind} {address}"):
-            self._show(text)
+        if self._is_new(f"{kind} {site or address}", always=site is not None):
+            self.show(text)
             # Strangers must not fill the audit log: what they do is there once a minute, whoever it is.
             if site is not None or self._is_new(kind):
                 self.audit.write("limit acted", kind=kind, address=address, **({"site": site} if site else {}))
 
-    def _is_new(self, about: str) -> bool:
+    def _is_new(self, about: str, always: bool = False) -> bool:
+        """Whether this was not told lately; strangers at any number of addresses must not keep what sites do untold."""
         now = time.monotonic()
         self._refused = {told: at for told, at in self._refused.items() if now - at < _QUIET_SECONDS}
-        if about in self._refused or len(self._refused) >= _REMEMBERED_ADDRESSES:
+        if about in self._refused or (len(self._refused) >= _REMEMBERED_ADDRESSES and not always):
             return False
         self._refused[about] = now
         return True
-
-    def _show(self, text: str) -> None:
-        self.show(f"{time.strftime('%H:%M:%S')}  {text}")
 
 
 def superlink_command(folder: ServerFolder, control_port: int, secure: bool) -> list[str]:
@@ -298,10 +304,16 @@ def _expect_certificates(folder: ServerFolder, show: Show) -> None:
             raise certificates.CertificateError(f"{path}: others can read this private key: chmod 600 {path}")
 
 
-def _sites_by_key(folder: ServerFolder, description: Description) -> dict[bytes, str]:
-    paths = {site: folder.public_key(site) for site in description.sites}
-    return {
-        certificates.public_pem(certificates.read_public_key(path)): site
-        for site, path in paths.items()
-        if path.exists()
-    }
+def _sites_by_key(folder: ServerFolder, names: Iterable[str], tell: Show | None = None) -> dict[bytes, str]:
+    """The sites that are let in; one whose key cannot be read is not, and where nobody is told that is an error."""
+    found = {}
+    for site in names:
+        path = folder.public_key(site)
+        try:
+            if path.exists():
+                found[certificates.public_pem(certificates.read_public_key(path))] = site
+        except certificates.CertificateError as problem:
+            if tell is None:
+                raise
+            tell(f"note: {problem}; {site} is not let in until it is right")
+    return found

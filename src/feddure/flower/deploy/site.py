@@ -14,9 +14,9 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
-from feddure.flower.app.approval import Answers
 from feddure.flower.app.client import read_experiment
 from feddure.flower.app.ledger import Ledger
+from feddure.flower.app.policy import Answers
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.private_files import make_private_folder
 from feddure.flower.app.sanitize import LOG_PREFIX, printable
@@ -31,6 +31,7 @@ from feddure.flower.deploy.control import (
     environment,
     shown,
     superexec_command,
+    timed,
     toml_pairs,
 )
 from feddure.flower.deploy.layout import Bundle, Connection, read_connection
@@ -265,7 +266,7 @@ class LogFilter:
         self.activation_failed = False
         self._supernode, self._superexec = LogTail(supernode), LogTail(superexec)
         self._server = server
-        self._show = show
+        self._show, self._tell = show, timed(show)
         self._verbose = verbose
         self._connected = True  # until an attempt fails
         self._last = ""
@@ -313,9 +314,6 @@ class LogFilter:
     def _raw(self, line: str) -> None:
         if self._verbose and line:
             self._show(f"  | {line}")
-
-    def _tell(self, text: str) -> None:
-        self._show(f"{time.strftime('%H:%M:%S')}  {text}")
 
 
 def _split_level(line: str) -> tuple[str, str]:

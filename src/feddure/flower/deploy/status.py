@@ -1,23 +1,27 @@
 """`feddure federate status`: sites and runs as the server knows them."""
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.flower.app.registry import Registration, Registry
-from feddure.flower.deploy.control import LOOPBACK, Control, SiteStatus
+from feddure.flower.deploy.control import LOOPBACK, Control, RunState, SiteStatus
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import is_listening
 from feddure.flower.deploy.run import read_run_index
+from feddure.simulation.runs import FAILURE_FILE
 from feddure.tracking import records
+from feddure.tracking.metrics import TITLES
 from feddure.tracking.summary import evaluations
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run; `round` is the last one that ended, `accuracy` that of the last evaluation.
+    """A run; `round` is the last one that ended, `accuracy` and `metrics` are those of the last evaluation.
 
-    `suspicious` has the rounds in which a site's update looked hostile.
+    `suspicious` has the rounds in which a site's update looked hostile, `failure` why an error ended the run.
     """
 
     run: str
@@ -27,6 +31,8 @@ class RunStatus:
     round: int | None
     accuracy: float | None
     suspicious: dict[str, list[int]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,34 @@ def read_status(folder: ServerFolder) -> Status:
     known = {site.site: site for site in control.sites()}
     absent = "unregistered" if settings.secure else "unknown"
     sites = [known.get(site) or SiteStatus(site, absent) for site in description.sites]
-    folders = {entry.run: Path(entry.folder) for entry in read_run_index(folder)}
+    index = read_run_index(folder)
+    folders, latest = {entry.run: entry.folder for entry in index}, {entry.folder: entry.run for entry in index}
     runs = []
     for state in control.runs():
-        run_folder = folders.get(state.run)
-        metrics = run_folder / records.METRICS if run_folder is not None else None
-        lines = records.read(metrics) if metrics is not None and metrics.exists() else []
-        about = state.run, state.status, state.seconds, str(run_folder or "")
-        runs.append(RunStatus(*about, *_progress(lines), _suspicious(lines, description.sites)))
+        place = folders.get(state.run, "")
+        runs.append(_run_status(state, place, latest.get(place) == state.run, description.sites))
     return Status(description.name, address, True, sites, runs, images)
 
 
-def _progress(lines: Sequence[records.Record]) -> tuple[int | None, float | None]:
-    accuracies = evaluations(lines, "accuracy")
-    return (lines[-1]["round"] if lines else None, accuracies[-1][1] if accuracies else None)
+def _run_status(state: RunState, folder: str, is_latest: bool, sites: Sequence[str]) -> RunStatus:
+    """A run's state and what its folder knows, where it has one; a failure is that of the latest start there."""
+    metrics = Path(folder) / records.METRICS
+    lines = records.read(metrics) if folder and metrics.exists() else []
+    tested = {name: found[-1][1] for name in TITLES if (found := evaluations(lines, name))}
+    return RunStatus(
+        *(state.run, state.status, state.seconds, folder),
+        lines[-1]["round"] if lines else None,
+        tested.get("accuracy"),
+        _suspicious(lines, sites),
+        tested,
+        _failure(Path(folder)) if is_latest else "",
+    )
+
+
+def _failure(folder: Path) -> str:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / FAILURE_FILE).read_bytes())["error"])
+    return ""
 
 
 def _suspicious(lines: Sequence[records.Record], names: Sequence[str]) -> dict[str, list[int]]:

@@ -6,7 +6,6 @@ a redirection is an error. How large the messages of a run may be the ClientApp 
 the site is (`app.limits`); before that, and for a run that the site's operator did not approve, they are small.
 """
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Array
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_children_ids_from_object_content,
-    get_object_id,
-    get_object_type_from_object_content,
-)
+from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_type_from_object_content
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from feddure.flower.app.limits import allowed_download
-from feddure.flower.deploy.limits import PART_BYTES
+from feddure.flower.app.limits import PART_BYTES, allowed_download, named_parts
 
 ANSWER_BYTES = 1 << 20
 """Of an answer that is no part of a message: what a message is made of, a run's app and its options."""
@@ -90,10 +82,7 @@ class Download:
             if kind == "ArrayChunk":
                 self._sizes[get_object_id(content)] = len(content)
             elif kind == "Array":
-                parts = get_object_children_ids_from_object_content(content)
-                self._named += [
-                    parts[number] for number in json.loads(get_object_body(content, Array))["arraychunk_ids"]
-                ]
+                self._named += named_parts(content)
         return content
 
     def expect_fits(self, run: int) -> None:
