@@ -197,12 +197,12 @@ def test_a_network_that_cannot_take_the_images_is_refused_with_the_reason(tmp_pa
 
 def test_default_folders_do_not_collide(tmp_path):
     experiment = tiny.experiment(dataset="folder:my/pictures?size=8")
-    first = api.default_folder(experiment, tmp_path)
+    first = experiments.default_folder(experiment, tmp_path)
     assert first.parent == tmp_path
     first.mkdir()
-    second = api.default_folder(experiment, tmp_path)
+    second = experiments.default_folder(experiment, tmp_path)
     second.mkdir()
-    assert len({first, second, api.default_folder(experiment, tmp_path)}) == 3
+    assert len({first, second, experiments.default_folder(experiment, tmp_path)}) == 3
 
 
 @pytest.mark.parametrize("change", ["read-only", "backwards"])

@@ -8,7 +8,9 @@ defaults.
 import copy
 import difflib
 import hashlib
+import itertools
 import json
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -119,6 +121,19 @@ def compose(
     if "init" in overrides or (tree.get("init") and not tree.get("init_sha256")):
         tree |= pretrained.identify(tree["init"])
     return build(tree)
+
+
+def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
+    """A folder under `runs/` named after the experiment that is not there yet."""
+    words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")
+    return new_folder("-".join(words), root)
+
+
+def new_folder(name: str, root: Path = Path("runs")) -> Path:
+    """A folder of this name, or with a number after it, that is not there yet."""
+    name = re.sub(r"[/:?]", "_", name)
+    numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
 
 
 def parse_sets(sets: Iterable[str]) -> dict[str, Any]:

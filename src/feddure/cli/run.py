@@ -48,14 +48,14 @@ def run(
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
-        from feddure import api, data, plugins, recommended
+        from feddure import api, experiments, plugins, recommended
         from feddure.data.partition import expect_clients
         from feddure.simulation import runs
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
     changes: dict[str, Any] = {
-        "dataset": dataset and data.resolve(dataset),
+        "dataset": api.data_name(dataset),
         "partition.setting": setting,
         "partition.clients": clients,
         "method": method,
@@ -70,7 +70,7 @@ def run(
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
-    folder = out if out is not None else api.default_folder(experiment)
+    folder = out if out is not None else experiments.default_folder(experiment)
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
