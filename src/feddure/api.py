@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -319,45 +319,29 @@ def sweep(
     """
     from feddure.studies import sweep as study
     from feddure.studies import sweep_report
-    from feddure.studies.grid import failures, runner
-    from feddure.studies.grid.progress import GridProgress
-    from feddure.studies.grid.store import Store, finished_cells, named, unmeasured
+    from feddure.studies.grid import failures
+    from feddure.studies.grid.measure import measure
+    from feddure.studies.grid.store import named
     from feddure.tracking import tracker
 
     start = None if init is None else str(init)
     if isinstance(plan, Mapping):
-        wanted = study.from_tree(_named_objects(plan), start)
-        folder = Path(out) if out is not None else Path("runs") / "sweep"
+        wanted, name = study.from_tree(_named_objects(plan), start), "sweep"
     else:
         wanted = study.read(Path(plan), start, allow_modules)
-        folder = Path(out) if out is not None else Path("runs") / f"sweep-{wanted.name}"
-    study.check_folder(wanted, folder)
+        name = f"sweep-{wanted.name}"
     tracker.expect(track)
-    for other in merge:
-        finished_cells(Path(other))
-    cells, where = wanted.cells(), Path(data_dir) if data_dir else None
-    present = Store(folder, map(Path, merge))
-    for name in dict.fromkeys(cell.experiment.dataset for cell in unmeasured(cells, present)):
-        data.expect_present(name, where)
-    store = study.open_folder(wanted, folder)
-    for other in merge:
-        store.merge(Path(other), cells)
-    left = unmeasured(cells, store)
-    store.forget_failures(left)
-    shown = GridProgress(left, store) if progress and left else None
-    try:
-        load = lru_cache(maxsize=1)(lambda name: data.load(name, where, progress=progress))
-        runner.measure(left, store, load, shown.look if shown else lambda: None, track=track)
-    finally:
-        if shown:
-            shown.close()
-    problems = {cell: problem for cell in left if (problem := store.failures().get(cell.hash))}
+    where = Path(data_dir) if data_dir else None
+    store = study.open_folder(wanted, Path("runs") / name if out is None else Path(out), [*map(Path, merge)], where)
+    cells = wanted.cells()
+    problems = measure(cells, store, where, track=track, progress=progress)
     if problems:
-        told = failures.told([(named([cell]), problem) for cell, problem in problems.items()])
+        ended = [(named([cell]), problems[cell.hash]) for cell in cells if cell.hash in problems]
+        told = "\n".join(failures.told(ended))
         if not any(store.has(cell) for cell in cells):
-            raise ConfigError("\n".join(told))
-        warnings.warn("\n".join(told), FeddureWarning, stacklevel=2)
-    failed = {cell.hash: problem.reason for cell, problem in problems.items()}
+            raise ConfigError(told)
+        warnings.warn(told, FeddureWarning, stacklevel=2)
+    failed = {name: problem.reason for name, problem in problems.items()}
     sweep_report.write(wanted, store, failed)
     return Sweep(wanted, store, failed)
 
