@@ -124,16 +124,16 @@ def run(
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
-    changes = {
-        "dataset": data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "method": _name(method, methods.register),
-        "model": _name(model, networks.register),
-        "init": None if init is None else str(init),
-        "rounds": rounds,
-        "seed": seed,
-    }
+    changes = experiments.by_key(
+        dataset=data_name(dataset),
+        setting=setting,
+        clients=clients,
+        method=_method_name(method),
+        model=_name(model, networks.register),
+        init=_text(init),
+        rounds=rounds,
+        seed=seed,
+    )
     read = _reader(dataset, data_dir, progress)
     changes, emptied = _changed(changes, sets)
     file = Path(config_file) if config_file else None
@@ -220,14 +220,10 @@ def compare(
     """
     from feddure.studies import compare as study
 
-    changes = {
-        "dataset": data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "model": _name(model, networks.register),
-        "init": None if init is None else str(init),
-        "rounds": rounds,
-    }
+    named, network = data_name(dataset), _name(model, networks.register)
+    changes = experiments.by_key(
+        dataset=named, setting=setting, clients=clients, model=network, init=_text(init), rounds=rounds
+    )
     read = _reader(dataset, data_dir, progress)
     plan, experiment, looked_at, folder = study.prepare(
         preset,
@@ -324,7 +320,7 @@ def sweep(
     from feddure.studies.grid.store import named
     from feddure.tracking import tracker
 
-    start = None if init is None else str(init)
+    start = _text(init)
     if isinstance(plan, Mapping):
         wanted, name = study.from_tree(_named_objects(plan), start), "sweep"
     else:
@@ -449,6 +445,10 @@ def data_name(dataset: str | Dataset | None) -> str | None:
     if ":" not in name:
         find_source(name)
     return name
+
+
+def _text(path: Path | str | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _say(progress: bool) -> Callable[[str], None]:

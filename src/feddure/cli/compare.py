@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -71,7 +71,7 @@ def compare(
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
-        from feddure import api
+        from feddure import api, experiments
         from feddure.data.partition import expect_clients
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
@@ -79,14 +79,9 @@ def compare(
         from feddure.studies.grid.jobs import is_job
 
     console.quiet = is_job()
-    changes: dict[str, Any] = {
-        "dataset": api.data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "model": model,
-        "init": init,
-        "rounds": rounds,
-    }
+    changes = experiments.by_key(
+        dataset=api.data_name(dataset), setting=setting, clients=clients, model=model, init=init, rounds=rounds
+    )
     read = own_images.reader(data_dir, console.print, skip_damaged)
     named = options.names("--methods", methods)
     numbers = [] if seeds is None else options.numbers("--seeds", seeds)

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -54,16 +54,10 @@ def run(
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
-    changes: dict[str, Any] = {
-        "dataset": api.data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "method": method,
-        "model": model,
-        "init": init,
-        "rounds": rounds,
-        "seed": seed,
-    }
+    named = api.data_name(dataset)
+    changes = experiments.by_key(
+        dataset=named, setting=setting, clients=clients, method=method, model=model, init=init, rounds=rounds, seed=seed
+    )
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
     read = own_images.reader(data_dir, console.print, skip_damaged)

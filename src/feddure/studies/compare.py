@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -82,15 +82,6 @@ def make_plan(
     return Plan(tuple(methods), tuple(seeds), against)
 
 
-class Prepared(NamedTuple):
-    """What a command or call asks to be compared."""
-
-    plan: Plan
-    experiment: Experiment
-    images: Dataset | None  # where they had to be looked at
-    folder: Path
-
-
 def prepare(
     preset: str | None,
     file: Path | None,
@@ -104,8 +95,11 @@ def prepare(
     read: Callable[[str], Dataset],
     say: Callable[[str], None],
     allow_modules: bool,
-) -> Prepared:
-    """The comparison that a command or call asks for: what it does not say, the folder or the preset does."""
+) -> tuple[Plan, Experiment, Dataset | None, Path]:
+    """What a command or call asks to be compared, the images where they had to be looked at, and the folder.
+
+    What it does not say, the folder or the preset does.
+    """
     for key, value in (changes | experiments.parse_sets(sets)).items():
         if key in ("method", "seed"):
             raise ConfigError(f"{key}={value}: a comparison has several; give {key}s (--{key}s) instead")
@@ -120,7 +114,7 @@ def prepare(
     plan = make_plan(methods or usual[0], chosen, against, present)
     if folder is None:
         folder = experiments.new_folder(f"compare-{preset or f'{experiment.dataset}-{experiment.partition.setting}'}")
-    return Prepared(plan, experiment, images, folder)
+    return plan, experiment, images, folder
 
 
 def read_plan(folder: Path) -> Plan | None:
@@ -301,7 +295,7 @@ def _train(
     console = console_observer() if progress else None
     with closing(console) if console else nullcontext():
         for number, (path, experiment) in enumerate(left.items(), start=1):
-            if experiment.method in noted.by_method():
+            if experiment.method in noted.by_method() or runs.is_finished(path):  # by another process meanwhile
                 continue
             if experiment.method != method:
                 engine.release()  # the seeds of a method share its lanes; those of another need the memory

@@ -19,7 +19,7 @@ from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
-from feddure.files import parse_yaml, read_regular, write_whole
+from feddure.files import write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.measure import expect_data
 from feddure.studies.grid.store import Cell, Store, finished_cells, make_folder
@@ -66,7 +66,7 @@ def read(file: Path, init: str | None = None, allow_modules: bool = False) -> Sw
 
     With `allow_modules` modules beside the file can be imported.
     """
-    text, tree = _read(file)
+    text, tree = experiments.read_yaml(file, ", ".join(_KEYS), _Loader)
     beside = str(file.parent.resolve())
     if allow_modules and beside not in sys.path:
         sys.path.append(beside)
@@ -304,19 +304,6 @@ def _value(found: Changes, key: str) -> Any:
     for part in key.split(".")[1:]:
         value = value[part]
     return value
-
-
-def _read(file: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = read_regular(file).decode()
-        tree = parse_yaml(text, _Loader)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: expected a mapping with {', '.join(_KEYS)}")
-    return text, tree
 
 
 class _Loader(yaml.SafeLoader):
