@@ -199,7 +199,9 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
     assert counts[0][1].sum() == 360
 
 
-@pytest.mark.parametrize(("name", "points"), [("controls", 38), ("controls-demo", 32), ("optimisers", 42), ("sage-protocol", 8)])
+@pytest.mark.parametrize(
+    ("name", "points"), [("controls", 38), ("controls-demo", 32), ("optimisers", 42), ("sage-protocol", 8)]
+)
 def test_the_sweeps_of_controls_can_be_read(name, points, request):
     if name.startswith("controls"):
         request.getfixturevalue("controls")

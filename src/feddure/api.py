@@ -1,11 +1,9 @@
 """The package from Python: `feddure.run(...)`, `compare`, `sweep` and `partition`, and what they return."""
 
-import itertools
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from feddure.config import Experiment
 from feddure.data import partition as partitions
 from feddure.data.dataset import Dataset, check
 from feddure.data.partition import Partition, expect_clients
+from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Method
 from feddure.reports import notebook
@@ -125,20 +124,22 @@ def run(
     """
     if resume and preset is None and config_file is None:
         config_file = runs.config_to_resume(None if out is None else Path(out))
-    changes = {
-        "dataset": _data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "method": _name(method, methods.register),
-        "model": _name(model, networks.register),
-        "init": None if init is None else str(init),
-        "rounds": rounds,
-        "seed": seed,
-    }
+    changes = experiments.by_key(
+        dataset=data_name(dataset),
+        setting=setting,
+        clients=clients,
+        method=_method_name(method),
+        model=_name(model, networks.register),
+        init=_text(init),
+        rounds=rounds,
+        seed=seed,
+    )
     read = _reader(dataset, data_dir, progress)
-    experiment, looked_at = _load(preset, config_file, changes, sets, read, progress, allow_modules)
+    changes, emptied = _changed(changes, sets)
+    file = Path(config_file) if config_file else None
+    experiment, looked_at = recommended.load(preset, file, changes, emptied, read, _say(progress), allow_modules)
     plugins.expect_allowed(*experiment.modules)
-    folder = Path(out) if out is not None else default_folder(experiment)
+    folder = Path(out) if out is not None else experiments.default_folder(experiment)
     watching = [*trackers(track, folder), *observers]
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
@@ -219,34 +220,24 @@ def compare(
     """
     from feddure.studies import compare as study
 
-    for key in ("method", "seed"):
-        if key in (sets or {}):
-            raise ConfigError(f"--set {key}={(sets or {})[key]}: a comparison has several; give --{key}s instead")
-    given = None if out is None else Path(out)
-    present = study.read_plan(given) if resume and given is not None else None
-    if resume and preset is None and config_file is None:
-        config_file = study.config_to_resume(given)
-    changes = {
-        "dataset": _data_name(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "model": _name(model, networks.register),
-        "init": None if init is None else str(init),
-        "rounds": rounds,
-    }
-    names = [str(_method_name(method)) for method in methods]
+    named, network = data_name(dataset), _name(model, networks.register)
+    changes = experiments.by_key(
+        dataset=named, setting=setting, clients=clients, model=network, init=_text(init), rounds=rounds
+    )
     read = _reader(dataset, data_dir, progress)
-    experiment, looked_at = _load(preset, config_file, changes, sets, read, progress, allow_modules)
-    plugins.allow(*names, *(present.methods if present and allow_modules else ()))
-    if looked_at is not None:
-        preset = recommended.NAME
-    usual = experiments.compared(preset) if preset is not None else ([], [])
-    chosen = list(seeds) or usual[1]
-    if not chosen and present is None:
-        chosen = [experiment.seed]
-    plan = study.make_plan(names or usual[0], chosen, _method_name(against), present)
-    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
-    folder = given if given is not None else new_folder(f"compare-{name}")
+    plan, experiment, looked_at, folder = study.prepare(
+        preset,
+        Path(config_file) if config_file else None,
+        *_changed(changes, sets),
+        [str(_method_name(method)) for method in methods],
+        seeds,
+        _method_name(against),
+        None if out is None else Path(out),
+        resume,
+        read,
+        _say(progress),
+        allow_modules,
+    )
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
@@ -324,45 +315,29 @@ def sweep(
     """
     from feddure.studies import sweep as study
     from feddure.studies import sweep_report
-    from feddure.studies.grid import failures, runner
-    from feddure.studies.grid.progress import GridProgress
-    from feddure.studies.grid.store import Store, finished_cells, named, unmeasured
+    from feddure.studies.grid import failures
+    from feddure.studies.grid.measure import measure
+    from feddure.studies.grid.store import named
     from feddure.tracking import tracker
 
-    start = None if init is None else str(init)
+    start = _text(init)
     if isinstance(plan, Mapping):
-        wanted = study.from_tree(_named_objects(plan), start)
-        folder = Path(out) if out is not None else Path("runs") / "sweep"
+        wanted, name = study.from_tree(_named_objects(plan), start), "sweep"
     else:
         wanted = study.read(Path(plan), start, allow_modules)
-        folder = Path(out) if out is not None else Path("runs") / f"sweep-{wanted.name}"
-    study.check_folder(wanted, folder)
+        name = f"sweep-{wanted.name}"
     tracker.expect(track)
-    for other in merge:
-        finished_cells(Path(other))
-    cells, where = wanted.cells(), Path(data_dir) if data_dir else None
-    present = Store(folder, map(Path, merge))
-    for name in dict.fromkeys(cell.experiment.dataset for cell in unmeasured(cells, present)):
-        data.expect_present(name, where)
-    store = study.open_folder(wanted, folder)
-    for other in merge:
-        store.merge(Path(other), cells)
-    left = unmeasured(cells, store)
-    store.forget_failures(left)
-    shown = GridProgress(left, store) if progress and left else None
-    try:
-        load = lru_cache(maxsize=1)(lambda name: data.load(name, where, progress=progress))
-        runner.measure(left, store, load, shown.look if shown else lambda: None, track=track)
-    finally:
-        if shown:
-            shown.close()
-    problems = {cell: problem for cell in left if (problem := store.failures().get(cell.hash))}
+    where = Path(data_dir) if data_dir else None
+    store = study.open_folder(wanted, Path("runs") / name if out is None else Path(out), [*map(Path, merge)], where)
+    cells = wanted.cells()
+    problems = measure(cells, store, where, track=track, progress=progress)
     if problems:
-        told = failures.told([(named([cell]), problem) for cell, problem in problems.items()])
+        ended = [(named([cell]), problems[cell.hash]) for cell in cells if cell.hash in problems]
+        told = "\n".join(failures.told(ended))
         if not any(store.has(cell) for cell in cells):
-            raise ConfigError("\n".join(told))
-        warnings.warn("\n".join(told), FeddureWarning, stacklevel=2)
-    failed = {cell.hash: problem.reason for cell, problem in problems.items()}
+            raise ConfigError(told)
+        warnings.warn(told, FeddureWarning, stacklevel=2)
+    failed = {name: problem.reason for name, problem in problems.items()}
     sweep_report.write(wanted, store, failed)
     return Sweep(wanted, store, failed)
 
@@ -430,7 +405,7 @@ def partition(
     """
     options = {"setting": setting, "clients": 20 if clients is None else clients, **fields}
     found = experiments.build({"partition": options, "clients_per_round": 1}).partition
-    name = _data_name(dataset)
+    name = data_name(dataset)
     plugins.allow(name)
     images = _reader(dataset, data_dir, False)(str(name))
     expect_clients(clients, setting, images)
@@ -443,32 +418,10 @@ def load_dataset(name: str, data_dir: Path | None = None, progress: bool = False
     return data.load(name, data_dir, progress)
 
 
-def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
-    """A folder under `runs/` named after the experiment that is not there yet."""
-    words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")
-    return new_folder("-".join(words), root)
-
-
-def new_folder(name: str, root: Path = Path("runs")) -> Path:
-    """A folder of this name, or with a number after it, that is not there yet."""
-    name = re.sub(r"[/:?]", "_", name)
-    numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
-
-
-def _load(
-    preset: str | None,
-    config_file: Path | str | None,
-    changes: Mapping[str, Any],
-    sets: Mapping[str, Any] | None,
-    read: Callable[[str], Dataset],
-    progress: bool,
-    allow_modules: bool,
-) -> tuple[Experiment, Dataset | None]:
+def _changed(changes: Mapping[str, Any], sets: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """All changes, and as texts those that empty a field: among changes, None means as it was."""
     sets = sets or {}
-    empty = [f"{key}=null" for key, value in sets.items() if value is None]  # among changes it means: as it was
-    file = Path(config_file) if config_file else None
-    return recommended.load(preset, file, {**changes, **sets}, empty, read, _say(progress), allow_modules)
+    return {**changes, **sets}, [f"{key}=null" for key, value in sets.items() if value is None]
 
 
 def _reader(dataset: str | Dataset | None, data_dir: Path | str | None, progress: bool) -> Callable[[str], Dataset]:
@@ -482,11 +435,20 @@ def _reader(dataset: str | Dataset | None, data_dir: Path | str | None, progress
     return read
 
 
-def _data_name(dataset: str | Dataset | None) -> str | None:
-    """The name of a data set; a path that is there is one of own images."""
+def data_name(dataset: str | Dataset | None) -> str | None:
+    """The name of a data set, which is known; a path that is there is one of own images."""
     if isinstance(dataset, Dataset):
         return dataset.name
-    return dataset and data.resolve(dataset)
+    if dataset is None:
+        return None
+    name = data.resolve(dataset)
+    if ":" not in name:
+        find_source(name)
+    return name
+
+
+def _text(path: Path | str | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _say(progress: bool) -> Callable[[str], None]:

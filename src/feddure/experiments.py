@@ -8,7 +8,9 @@ defaults.
 import copy
 import difflib
 import hashlib
+import itertools
 import json
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -42,6 +44,9 @@ _OTHER_NAMES = {
     "batch_size": ("labelled_batch", "unlabelled_batch"),
     "epochs": ("local_steps", "rounds"),
 }
+
+
+_SHORT_NAMES = {"setting": "partition.setting", "clients": "partition.clients"}  # of commands and of Python's arguments
 
 
 class FieldRow(NamedTuple):
@@ -108,7 +113,7 @@ def compose(
         for key in ("about", "methods", "seeds"):
             tree.pop(key, None)
     elif file is not None:
-        tree = _read_yaml(file)
+        _, tree = read_yaml(file, "fields, as in a run's config.yaml")
     overrides = {key: value for key, value in (changes or {}).items() if value is not None}
     overrides.update(parse_sets(sets))
     dataset = str(overrides.get("dataset", tree.get("dataset")))
@@ -119,6 +124,24 @@ def compose(
     if "init" in overrides or (tree.get("init") and not tree.get("init_sha256")):
         tree |= pretrained.identify(tree["init"])
     return build(tree)
+
+
+def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
+    """A folder under `runs/` named after the experiment that is not there yet."""
+    words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")
+    return new_folder("-".join(words), root)
+
+
+def new_folder(name: str, root: Path = Path("runs")) -> Path:
+    """A folder of this name, or with a number after it, that is not there yet."""
+    name = re.sub(r"[/:?]", "_", name)
+    numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
+
+
+def by_key(**given: Any) -> dict[str, Any]:
+    """What commands and Python's functions were given, by the dotted keys of the fields."""
+    return {_SHORT_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
@@ -326,16 +349,18 @@ def _parse_preset(name: str) -> dict[str, Any]:
     return yaml.safe_load((resources.files("feddure") / "presets" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path, expected: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> tuple[str, dict[str, Any]]:
+    """The text of a file and the mapping that it is."""
     try:
-        tree = parse_yaml(read_regular(file).decode())
+        text = read_regular(file).decode()
+        tree = parse_yaml(text, loader)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: expected a mapping of fields, as in a run's config.yaml")
-    return tree
+        raise ConfigError(f"{file}: expected a mapping of {expected}")
+    return text, tree
 
 
 def _parse_set(text: str) -> tuple[str, Any]:

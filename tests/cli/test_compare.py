@@ -147,18 +147,20 @@ def test_what_is_refused_leaves_nothing(tmp_path):
     refused(ConfigError, "fedavg was given twice", "--methods", "fedavg,feddure,fedavg", "--out", "out")
     refused(ConfigError, "--seeds 0,one: expected whole numbers", *some, "--seeds", "0,one")
     refused(ConfigError, "--seeds -1", *some, "--seeds", "-1")
-    refused(ConfigError, "--seeds: 2 was given twice", *some, "--seeds", "2,1,2")
-    refused(ConfigError, "--against fedavg-sl: expected one of", *some, "--against", "fedavg-sl")
-    refused(ConfigError, "give --methods instead", *some, "--set", "method=feddure")
-    refused(ConfigError, "give --seeds instead", *some, "--set", "seed = 3")
+    refused(ConfigError, "seeds: 2 was given twice", *some, "--seeds", "2,1,2")
+    refused(ConfigError, "against fedavg-sl: expected one of", *some, "--against", "fedavg-sl")
+    refused(ConfigError, "give methods .--methods. instead", *some, "--set", "method=feddure")
+    refused(ConfigError, "give seeds .--seeds. instead", *some, "--set", "seed = 3")
     refused(FeddureError, "model", *some, "--model", "cnm")
     refused(FeddureError, "no data set", *some, "--dataset", "fashion-mimi")
+    with pytest.raises(FeddureError, match="no data set 'fashion-mimi'"):
+        invoke("--dataset", "fashion-mimi")
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 def test_folders_that_cannot_be_used(tmp_path):
     refused(RunError, "not empty and holds no comparison", "--methods", "fedavg", "--out", tmp_path)
-    with pytest.raises(RunError, match="--resume was given without --out"):
+    with pytest.raises(RunError, match="needs the folder of a comparison"):
         invoke("--resume")
     with pytest.raises(RunError, match="nowhere: no comparison is there to resume"):
         invoke("--resume", "--out", "nowhere")

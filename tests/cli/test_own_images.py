@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tiny
+from feddure.cli import own_images
+from feddure.simulation import estimate
 from feddure.tracking.records import read_run
 
 TINY = ("--rounds", "2", "--model", "cnn", "--set", "local_steps=1", "--set", "engine.device=cpu")
@@ -131,6 +134,15 @@ def test_a_list_and_a_medmnist_file_are_understood(feddure, tmp_path):
     report = suggested(feddure, tmp_path / "path.npz")
     assert (report["train"], report["test"], report["shape"]) == (80, 40, [28, 28, 1])
     assert report["suggestion"]["commands"][0].startswith(f"feddure run --dataset npz:{tmp_path}")
+
+
+def test_runs_side_by_side_are_announced_with_less_time(monkeypatch):
+    monkeypatch.setattr(estimate, "seconds", lambda *_: 300.0)
+    wanted = [tiny.experiment(dataset="npz:mine.npz", method=method) for method in ("fedavg", "feddure")]
+    for processes, time in ((1, "about 30 minutes"), (2, "about 20 minutes")):
+        said = []
+        own_images.say_plan(wanted, tiny.dataset(), said.append, seeds=3, processes=processes)
+        assert time in said[0]
 
 
 def test_files_that_are_larger_than_what_is_read_are_pointed_out(feddure, tmp_path):

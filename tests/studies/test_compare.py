@@ -14,9 +14,11 @@ from feddure.methods import title as method_title
 from feddure.methods.fedavg import FedAvg
 from feddure.reports.frame import paired
 from feddure.simulation import checkpoint, runs
+from feddure.studies import compare as study
 from feddure.studies import compare_report
 from feddure.studies.compare import Plan, compare, make_plan, read_plan, run_folder
 from feddure.studies.compare_report import View
+from feddure.studies.grid import jobs
 from feddure.tracking import records
 
 METHODS = ("fedavg", "fedavg-matched", "feddure")
@@ -187,6 +189,31 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
     assert {path: path.stat().st_mtime_ns for path in before} == before
     compared(images, tmp_path / "whole", ("raises", "fedavg"), **changes)
     assert contents(folder) == contents(tmp_path / "whole")
+
+
+@bad_methods
+@told
+def test_what_has_ended_a_method_in_a_job_is_not_found_out_again(images, tmp_path, monkeypatch):
+    folder, plan, experiment = tmp_path / "out", make_plan(("raises", "fedavg"), (0, 1)), tiny.experiment(rounds=2)
+    tried, execute = [], runs.execute
+
+    def in_a_job(*_):
+        with monkeypatch.context() as patch:
+            patch.setenv(jobs.JOB, "1-1")
+            patch.setattr(jobs, "end_with_parent", lambda: None)
+            study.work(plan, experiment, images, folder)
+
+    def count(wanted, *rest):
+        tried.append((wanted.method, wanted.seed))
+        return execute(wanted, *rest)
+
+    monkeypatch.setattr(study, "_train_in_jobs", in_a_job)
+    monkeypatch.setattr(runs, "execute", count)
+    found = compare(plan, experiment, images, folder, progress=False, processes=2)
+    assert tried == [("raises", 0), ("fedavg", 0), ("fedavg", 1)]
+    assert found.failed["raises"].reason == "ValueError: a mistake"
+    assert "test_compare.py" in found.failed["raises"].traceback
+    assert not (folder / ".failures").exists()
 
 
 @bad_methods

@@ -15,10 +15,8 @@ import yaml
 import folders
 import tiny
 import waiting
-from feddure import methods
 from feddure.cli.watch import watch
 from feddure.errors import ConfigError, RunError
-from feddure.reports import style
 from feddure.simulation import runs
 from feddure.studies import sweep
 from feddure.studies.grid.failures import Problem
@@ -270,30 +268,24 @@ def test_the_command_says_where_to_look_and_ends_with_ctrl_c(tmp_path):
         process.wait()
 
 
-def test_the_page_of_runs_and_comparisons_does_without_pytorch(tmp_path):
+def test_the_address_does_not_wait_for_pytorch(tmp_path):
     write_run(tmp_path / "mine", metrics=[{"round": 1, "test": {"accuracy": 0.25}}])
-    (tmp_path / "both").mkdir()
-    (tmp_path / "both" / "comparison.yaml").write_text("{methods: [fedavg, sage], seeds: [0], against: fedavg}")
     code = """if True:
-        import pathlib, sys
-        import feddure.cli
-        from feddure.watch.folder import Folder
-        from feddure.watch.server import Server
-        folder = Folder(pathlib.Path(sys.argv[1]))
-        folder.look()
-        Server(folder).server_close()
-        print(len(folder.entries), *sorted({"torch", "matplotlib", "pandas"} & sys.modules.keys()))
+        import sys
+        from unittest import mock
+        from feddure import cli
+        from feddure.watch import server
+        def serve(self):
+            print("torch" in before, self.url)
+        def look(self):
+            before.update(sys.modules)
+        before = {}
+        mock.patch("feddure.watch.folder.Folder.look", look).start()
+        mock.patch.object(server.Server, "serve_forever", serve).start()
+        cli.app(["watch", sys.argv[1], "--no-browser"])
     """
     asked = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-    assert asked.stdout.split() == ["4"]
-
-
-def test_methods_have_the_titles_and_colours_of_reports():
-    known = {
-        name: (methods.title(name), style.line_styles([(name, "")])[name, ""]["color"]) for name in methods.METHODS
-    }
-    assert known == watched_run.METHODS
-    assert watched_run.method("mine:Method") == ("mine:Method", style.line_styles([("own", "")])["own", ""]["color"])
+    assert asked.stdout.startswith("False http://127.0.0.1:")
 
 
 def test_a_folder_that_cannot_be_watched_is_an_error(tmp_path):

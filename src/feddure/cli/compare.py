@@ -4,14 +4,13 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, table, tell_error
-from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
     from feddure.studies.compare import Comparison
@@ -72,7 +71,7 @@ def compare(
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
-        from feddure import api, data, experiments, plugins, recommended
+        from feddure import api, experiments
         from feddure.data.partition import expect_clients
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
@@ -80,35 +79,16 @@ def compare(
         from feddure.studies.grid.jobs import is_job
 
     console.quiet = is_job()
-    for text in sets or ():
-        key = text.partition("=")[0].strip()
-        if key in ("method", "seed"):
-            raise ConfigError(f"--set {text}: a comparison has several; give --{key}s instead")
-    present = study.read_plan(out) if (resume or is_job()) and out is not None else None
-    if resume and preset is None and file is None:
-        file = study.config_to_resume(out)
-    changes: dict[str, Any] = {
-        "dataset": dataset and data.resolve(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "model": model,
-        "init": init,
-        "rounds": rounds,
-    }
+    changes = experiments.by_key(
+        dataset=api.data_name(dataset), setting=setting, clients=clients, model=model, init=init, rounds=rounds
+    )
     read = own_images.reader(data_dir, console.print, skip_damaged)
-    experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
+    named = options.names("--methods", methods)
+    numbers = [] if seeds is None else options.numbers("--seeds", seeds)
+    plan, experiment, looked_at, folder = study.prepare(
+        preset, file, changes, sets or (), named, numbers, against, out, resume, read, console.print, allow_modules
+    )
     experiment = own_images.recorded(experiment, skip_damaged)
-    plugins.allow(*options.names("--methods", methods), *(present.methods if present and allow_modules else ()))
-    if looked_at is not None:
-        preset = recommended.NAME
-    usual = experiments.compared(preset) if preset is not None else ([], [])
-    named = options.names("--methods", methods) or usual[0]
-    chosen = options.numbers("--seeds", seeds) if seeds is not None else usual[1]
-    if not chosen and present is None:
-        chosen = [experiment.seed]
-    plan = study.make_plan(named, chosen, against, present)
-    name = preset or f"{experiment.dataset}-{experiment.partition.setting}"
-    folder = out if out is not None else api.new_folder(f"compare-{name}")
     services = options.names("--track", track)
     if is_job():
         study.work(plan, experiment, looked_at or read(experiment.dataset), folder, services)
@@ -118,13 +98,13 @@ def compare(
     expect_clients(clients, experiment.partition.setting, images)
     console.print(f"comparison folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+    processes = jobs or study.usual_jobs(plan, experiment)
     if not resume:
         wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
-        own_images.say_plan(wanted, images, console.print, len(plan.seeds))
+        own_images.say_plan(wanted, images, console.print, len(plan.seeds), processes)
     began = time.monotonic()
     try:
         arguments = [*sys.argv[1:], *(() if out is not None else ("--out", str(folder)))]
-        processes = jobs or study.usual_jobs(plan, experiment)
         found = study.compare(plan, experiment, images, folder, resume, True, services, processes, arguments)
     except Interrupted as stopped:
         console.print(str(stopped))

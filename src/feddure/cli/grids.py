@@ -4,7 +4,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from feddure.errors import ConfigError
 
 if TYPE_CHECKING:
     from feddure.config import Experiment
-    from feddure.data import Dataset
     from feddure.studies.grid.failures import Problem
     from feddure.studies.grid.store import Cell, Store
 
@@ -46,38 +44,15 @@ def check_places(ray: str | None, jobs: int, track: Sequence[str] = ()) -> None:
         raise ConfigError("--ray and --jobs were both given; Ray starts processes of its own, leave one of them out")
 
 
-def check_merge(folders: Sequence[Path] | None) -> None:
-    """Refuse folders that cannot be taken over, before anything is written."""
-    from feddure.studies.grid.store import finished_cells
-
-    for folder in folders or ():
-        finished_cells(folder)
-
-
-def check_data(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None) -> None:
-    """Refuse a grid whose data are not all there, rather than after hours with those that are."""
-    from feddure import data
-    from feddure.studies.grid.store import unmeasured
-
-    for name in dict.fromkeys(cell.experiment.dataset for cell in unmeasured(cells, store)):
-        data.expect_present(name, data_dir)
-
-
-def merge_all(folders: Sequence[Path] | None, store: "Store", only: "Sequence[Cell] | None" = None) -> None:
-    """Take over the finished cells of other folders: all, or `only` these."""
-    for folder in folders or ():
-        new = store.merge(folder, only)
-        print(f"{folder}: {new} new cells taken over", file=sys.stderr)
-
-
 def work_if_job(cells: "Sequence[Cell]", store: "Store", data_dir: Path | None, track: Sequence[str] = ()) -> None:
     """One of the processes of `--jobs` measures cells until none is left for it, and ends here."""
     from feddure.studies.grid import jobs
+    from feddure.studies.grid.measure import loader
     from feddure.studies.grid.runner import GridStopped
 
     if jobs.is_job():
         try:
-            jobs.work(cells, store, _loader(data_dir, progress=False), track)
+            jobs.work(cells, store, loader(data_dir, progress=False), track)
         except GridStopped as stopped:
             raise typer.Exit(stopped.exit_code) from None
         raise typer.Exit
@@ -98,56 +73,17 @@ def measure(
     ended some cells, by their hashes: the command writes its files without them, and ends with `end_if_failed`.
     """
     from feddure.reports import frame
-    from feddure.studies.grid import runner
-    from feddure.studies.grid.failures import Problem
-    from feddure.studies.grid.jobs import measure_in_jobs
-    from feddure.studies.grid.progress import GridProgress
-    from feddure.studies.grid.store import unmeasured
+    from feddure.studies.grid import measure as grid
+    from feddure.studies.grid.runner import GridStopped
 
-    left = unmeasured(cells, store)
-    if not left:
-        return {}
-    check_data(left, store, data_dir)
-    if outdated := store.outdated(left):
-        own = sorted({path for cell in outdated for path in cell.experiment.own_code().split(", ")})
-        names = ", ".join(path.rpartition(" ")[0] for path in own)
-        changed = f"the code has changed since {len(outdated)} of these cells were measured; they are measured anew"
-        print(f"{names}: {changed}", file=sys.stderr)
-    store.forget_failures(left)
-    console = plain_console(stderr=True)
-    progress = GridProgress(left, store)
-    ended: list[int] = []
     try:
-        if ray is not None:
-            from feddure.studies.grid.ray import measure_on_ray
-
-            measure_on_ray(left, store, _loader(data_dir), ray, progress.look)
-        elif jobs > 1:
-            ended = measure_in_jobs(left, store, min(jobs, len(left)), progress.look, progress.say)
-        else:
-            runner.measure(left, store, _loader(data_dir), progress.look, track=track)
-    except (runner.GridStopped, KeyboardInterrupt) as asked:
-        stopped = asked if isinstance(asked, runner.GridStopped) else runner.GridStopped(signal.SIGINT)
-        progress.close()
-        console.print(f"{stopped}\ngo on with: {' '.join(map(shlex.quote, ['feddure', *sys.argv[1:]]))}")
+        return grid.measure(cells, store, data_dir, jobs, ray, track)
+    except (GridStopped, KeyboardInterrupt) as asked:
+        stopped = asked if isinstance(asked, GridStopped) else GridStopped(signal.SIGINT)
+        again = shlex.join(["feddure", *sys.argv[1:]])
+        plain_console(stderr=True).print(f"{stopped}\ngo on with: {again}")
         (report or (lambda: frame.write_results(store.folder, frame.of_cells(cells, store))))()
         raise typer.Exit(stopped.exit_code) from None
-    finally:
-        progress.close()
-    all_failures = store.failures()
-    failed = {cell.hash: all_failures[cell.hash] for cell in left if cell.hash in all_failures}
-    others = [cell for cell in unmeasured(left, store) if cell.hash not in failed]
-    if others and ended:
-        failed |= {cell.hash: Problem("processes ended before it was tried, see above") for cell in others}
-    elif others:
-        console.print(f"{len(others)} cells are being measured by another process; run this again when it has finished")
-    problems = set(failed.values())
-    if len(problems) == 1 and not any(store.has(cell) for cell in cells):  # there is nothing to report
-        (problem,) = problems
-        if not problem.traceback:  # a mistake that a check has found, in all of these cells
-            store.forget_failures(left)
-            raise ConfigError(problem.error)
-    return failed
 
 
 def reasons(failed: "Mapping[str, Problem]") -> dict[str, str]:
@@ -179,9 +115,10 @@ def show_estimate(cells: "Sequence[Cell]", store: "Store", jobs: int, ray: str |
     from feddure.data import partition
     from feddure.simulation import estimate
     from feddure.studies.grid import cost
+    from feddure.studies.grid.measure import loader
     from feddure.studies.grid.store import unmeasured
 
-    load = _loader(data_dir, progress=False)
+    load = loader(data_dir, progress=False)
 
     def trial(experiment: "Experiment") -> float | None:
         try:
@@ -198,10 +135,3 @@ def show_estimate(cells: "Sequence[Cell]", store: "Store", jobs: int, ray: str |
     if left and (ray is not None or jobs > 1):
         option = "--ray" if ray is not None else "--jobs"
         print(f"The time is that of one whole GPU, or of all cores without one: {option} is not counted in")
-
-
-def _loader(data_dir: Path | None, progress: bool = True) -> "Callable[[str], Dataset]":
-    """Loads data sets, one in memory at a time."""
-    from feddure import data
-
-    return lru_cache(maxsize=1)(lambda name: data.load(name, data_dir, progress=progress))

@@ -1,5 +1,6 @@
 """`feddure reproduce`: the paper's tables, figures and claims, one command each."""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -109,7 +110,7 @@ def reproduce(
     from feddure import experiments
     from feddure import methods as known_methods
     from feddure.studies import sweep
-    from feddure.studies.grid.store import Store
+    from feddure.studies.grid.store import Store, finished_cells
     from feddure.studies.paper import plan
 
     _check_options(what, context)
@@ -133,7 +134,8 @@ def reproduce(
     store = Store(out)
     grids.work_if_job(cells, store, data_dir)
     sweep.expect_no_sweep(out)
-    grids.check_merge(merge)
+    for other in merge or ():
+        finished_cells(other)
     grids.check_places(ray, jobs)
     if dry_run:
         if what in _TRAINS_NOTHING:
@@ -143,7 +145,8 @@ def reproduce(
             _show_plan(cells, merged)
             grids.show_estimate(cells, merged, jobs, ray, data_dir)
         return
-    grids.merge_all(merge, store)
+    for other in merge or ():
+        print(f"{other}: {store.merge(other)} new cells taken over", file=sys.stderr)
     if what == "tables":
         cells, failed = plan.begun(store), {}
         if not cells:

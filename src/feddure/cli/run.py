@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -48,29 +48,23 @@ def run(
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
-        from feddure import api, data, plugins, recommended
+        from feddure import api, experiments, plugins, recommended
         from feddure.data.partition import expect_clients
         from feddure.simulation import runs
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
-    changes: dict[str, Any] = {
-        "dataset": dataset and data.resolve(dataset),
-        "partition.setting": setting,
-        "partition.clients": clients,
-        "method": method,
-        "model": model,
-        "init": init,
-        "rounds": rounds,
-        "seed": seed,
-    }
+    named = api.data_name(dataset)
+    changes = experiments.by_key(
+        dataset=named, setting=setting, clients=clients, method=method, model=model, init=init, rounds=rounds, seed=seed
+    )
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
-    folder = out if out is not None else api.default_folder(experiment)
+    folder = out if out is not None else experiments.default_folder(experiment)
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)

@@ -76,18 +76,14 @@ def sweep(
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     services = names("--track", track)
     grids.work_if_job(wanted.cells(), Store(folder), data_dir, services)
-    study.check_folder(wanted, folder)
-    grids.check_merge(merge)
+    study.check_folder(wanted, folder, merge or ())
     grids.check_places(ray, jobs, services)
     if dry_run:
         merged = Store(folder, merge or ())
         _show_plan(wanted, merged)
         grids.show_estimate(wanted.cells(), merged, jobs, ray, data_dir)
         return
-    if not merge:  # what others have measured needs no data
-        grids.check_data(wanted.cells(), Store(folder), data_dir)
-    store = study.open_folder(wanted, folder)
-    grids.merge_all(merge, store, wanted.cells())
+    store = study.open_folder(wanted, folder, merge or (), data_dir, plain_console(stderr=True).print)
     failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store), services)
     _report(wanted, store, grids.reasons(failed))
     grids.end_if_failed(failed, wanted.cells())

@@ -40,9 +40,9 @@ def watch(
 
     console = plain_console(stderr=True)
     watched = Folder(folder)
-    watched.look()
     with Server(watched, port) as server, suppress(KeyboardInterrupt):
         console.print(f"watching {folder}: {server.url} (Ctrl-C ends it)")
+        watched.look()
         if not watched.entries:
             console.print("nothing is there yet; the page shows runs as they begin")
         if browser:

@@ -90,7 +90,7 @@ def execute(
             watching.append(console)
         for observer in watching:
             closing.callback(observer.close)
-        with _noting_failure(folder):
+        with noting_failure(folder):
             _train(federation, folder, watching, resume_command)
             _expect_learned(folder)
             write_models(federation.server, folder)
@@ -111,7 +111,8 @@ def _train(federation: Federation, folder: Path, observers: Sequence[Observer], 
 
 
 @contextmanager
-def _noting_failure(folder: Path) -> Iterator[None]:
+def noting_failure(folder: Path) -> Iterator[None]:
+    """While this holds, an error leaves its reason in the folder."""
     path = folder / FAILURE_FILE
     path.unlink(missing_ok=True)
     try:

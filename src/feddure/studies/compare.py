@@ -6,16 +6,16 @@ seed by seed, whether it differs from a reference method by more than chance.
 
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feddure import experiments, plugins, recommended
 from feddure import methods as known_methods
-from feddure import plugins
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
@@ -26,11 +26,11 @@ from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid import jobs
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.runner import GridStopped, new_command
+from feddure.studies.grid.store import Cell, Store
 from feddure.studies.plan import PLAN_FILE, Plan, read_plan, run_folder
 from feddure.studies.plan import TABLE_FILE as TABLE_FILE
 from feddure.tracking import records, tracker
 from feddure.tracking.console import SideBySide, console_observer
-from feddure.tracking.observer import Observer
 from feddure.tracking.tracker import trackers
 
 if TYPE_CHECKING:
@@ -47,34 +47,68 @@ def make_plan(
     methods: Sequence[str], seeds: Sequence[int], against: str | None = None, present: Plan | None = None
 ) -> Plan:
     """A plan, checked; what a `present` one compares already stays in it."""
-    for option, given in (("--methods", methods), ("--seeds", seeds)):
-        twice = [str(value) for place, value in enumerate(given) if value in given[:place]]
-        if twice:
-            raise ConfigError(f"{option}: {twice[0]} was given twice; name each once")
+    for name, given in (("methods", methods), ("seeds", seeds)):
+        if twice := [value for place, value in enumerate(given) if value in given[:place]]:
+            raise ConfigError(f"{name}: {twice[0]} was given twice; name each once")
     if present is not None:
         methods = [*present.methods, *(name for name in methods if name not in present.methods)]
         seeds = [*present.seeds, *(seed for seed in seeds if seed not in present.seeds)]
         against = against or present.against
     if not methods:
         names = ", ".join(known_methods.METHODS)
-        raise ConfigError(f"no method was given: name those to compare, --methods a,b,c; there are: {names}")
+        raise ConfigError(f"no method was given: name the methods to compare (--methods a,b,c); there are: {names}")
     if against is None:
         against = REFERENCE if REFERENCE in methods else methods[0]
     elif against not in methods:
-        raise ConfigError(f"--against {against}: expected one of the methods compared: {', '.join(methods)}")
+        raise ConfigError(f"against {against}: expected one of the methods compared: {', '.join(methods)}")
     return Plan(tuple(methods), tuple(seeds), against)
+
+
+def prepare(
+    preset: str | None,
+    file: Path | None,
+    changes: dict[str, Any],
+    sets: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    against: str | None,
+    folder: Path | None,
+    resume: bool,
+    read: Callable[[str], Dataset],
+    say: Callable[[str], None],
+    allow_modules: bool,
+) -> tuple[Plan, Experiment, Dataset | None, Path]:
+    """What a command or call asks to be compared, the images where they had to be looked at, and the folder.
+
+    What it does not say, the folder or the preset does.
+    """
+    for key, value in (changes | experiments.parse_sets(sets)).items():
+        if key in ("method", "seed"):
+            raise ConfigError(f"{key}={value}: a comparison has several; give {key}s (--{key}s) instead")
+    present = read_plan(folder) if folder is not None and (resume or jobs.is_job()) else None
+    if resume and preset is None and file is None:
+        file = config_to_resume(folder)
+    experiment, images = recommended.load(preset, file, changes, sets, read, say, allow_modules)
+    plugins.allow(*methods, *(present.methods if present and allow_modules else ()))
+    preset = preset if images is None else recommended.NAME
+    usual = experiments.compared(preset) if preset is not None else ([], [])
+    chosen = seeds or usual[1] or ([] if present else [experiment.seed])
+    plan = make_plan(methods or usual[0], chosen, against, present)
+    if folder is None:
+        folder = experiments.new_folder(f"compare-{preset or f'{experiment.dataset}-{experiment.partition.setting}'}")
+    return plan, experiment, images, folder
 
 
 def config_to_resume(folder: Path | None) -> Path:
     """The configuration that all runs of a comparison share, where nothing but its folder was given."""
     if folder is None:
-        raise RunError("--resume was given without --out: name the folder of the comparison to go on with")
+        raise RunError("to resume needs the folder of a comparison: name it (--out)")
     plan = read_plan(folder)
     found = plan and next(
         (path for run in plan.runs() if (path := run_folder(folder, *run) / records.CONFIG).exists()), None
     )
     if not found:
-        raise RunError(f"{folder}: no comparison is there to resume; give its --preset or --config to start one")
+        raise RunError(f"{folder}: no comparison is there to resume; give a preset or a configuration to start one")
     return found
 
 
@@ -113,7 +147,8 @@ def compare(
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
     with it. `track` names services that every run is reported to. With several `processes`, so many of the
-    command with these `arguments` share the runs (each calls `work`); what they leave is run here.
+    command with these `arguments` share the runs (each calls `work`); what they leave, as one that is killed, is run
+    here.
     """
     from feddure.studies import compare_report  # it knows the plan
 
@@ -123,11 +158,15 @@ def compare(
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
         command = resume_command(folder, plan, experiment)
-        left = [path for path in wanted if not runs.is_finished(path)]
-        if min(processes, len(left)) > 1:
-            _train_in_jobs(wanted, min(processes, len(left)), arguments, folder, command)
+        noted = _Failures(folder, wanted.values())
+        noted.forget()
+        processes = min(processes, sum(not runs.is_finished(path) for path in wanted))
+        if processes > 1:
+            _train_in_jobs(wanted, processes, arguments, folder, command)
             resume = True
-        failed = _train(wanted, dataset, command, resume, progress, _trackers_of(track, folder))
+        _train(wanted, dataset, folder, command, resume, progress, track)
+        failed = noted.by_method()
+        noted.forget()
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
             if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
@@ -146,9 +185,9 @@ def compare(
 
 def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dict[Path, Experiment]:
     """The experiment of each run by its folder; refuses what cannot be run or must not be overwritten."""
-    wanted = {run_folder(folder, *run): _experiment(experiment, *run) for run in plan.runs()}
+    wanted = _wanted(plan, experiment, folder)
     if len(wanted) < len(plan.runs()):
-        raise ConfigError("--methods: two names differ only in signs that the name of a folder cannot have")
+        raise ConfigError("methods: two names differ only in signs that the name of a folder cannot have")
     runs.expect_unlocked(folder)
     _check_folder(folder, resume)
     for path, found in wanted.items():
@@ -157,30 +196,10 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
 
 
 def work(plan: Plan, experiment: Experiment, dataset: Dataset, folder: Path, track: Sequence[str] = ()) -> None:
-    """What one of several processes does: the runs that nobody else is at, one after the other.
-
-    A run that fails is left to the command that has started the processes, which finds out why.
-    """
+    """What one of several processes does: the runs that nobody else is at, one after the other."""
     jobs.end_with_parent()
-    engine, method, failed = Engine(experiment.engine), "", set[str]()
-    command, trackers_of = resume_command(folder, plan, experiment), _trackers_of(track, folder)
-    for run in plan.runs():
-        path, wanted = run_folder(folder, *run), _experiment(experiment, *run)
-        if wanted.method in failed or runs.is_finished(path):
-            continue
-        if wanted.method != method:
-            engine.release()
-            method = wanted.method
-        try:
-            runs.execute(wanted, dataset, path, True, False, trackers_of(path), engine, command)
-        except runs.Interrupted:
-            raise
-        except runs.Busy:
-            continue
-        except Exception as error:
-            if grid_failures.ends_all(error):
-                raise
-            failed.add(wanted.method)
+    command = resume_command(folder, plan, experiment)
+    _train(_wanted(plan, experiment, folder), dataset, folder, command, resume=True, progress=False, track=track)
 
 
 def usual_jobs(plan: Plan, experiment: Experiment) -> int:
@@ -202,28 +221,44 @@ def _train_in_jobs(
             raise runs.Interrupted(folder, None, stopped.exit_code - 128, command) from None
 
 
-def _trackers_of(track: Sequence[str], folder: Path) -> Callable[[Path], Sequence[Observer]]:
-    return lambda path: trackers(track, path, folder.resolve().name)
+class _Failures:
+    """What has ended methods, noted in the comparison's folder for the other processes of the command."""
+
+    def __init__(self, folder: Path, experiments: Iterable[Experiment]):
+        self._store = Store(folder / ".failures")
+        self._cells = [Cell("compare", "", experiment) for experiment in experiments]
+
+    def note(self, experiment: Experiment, problem: Problem) -> None:
+        self._store.fail(Cell("compare", "", experiment), problem)
+
+    def by_method(self) -> dict[str, Problem]:
+        noted = self._store.failures()
+        return {cell.experiment.method: noted[cell.hash] for cell in self._cells if cell.hash in noted}
+
+    def forget(self) -> None:
+        self._store.forget_failures(self._cells)
 
 
 def _train(
     wanted: Mapping[Path, Experiment],
     dataset: Dataset,
+    folder: Path,
     resume_command: str,
     resume: bool,
     progress: bool,
-    observers_of: Callable[[Path], Sequence[Observer]],
-) -> dict[str, Problem]:
-    """Train runs by their folders to their ends; returns the methods that an error of their own has ended."""
-    left = {path: found for path, found in wanted.items() if not runs.is_finished(path)}
-    failed: dict[str, Problem] = {}
+    track: Sequence[str],
+) -> None:
+    """Train runs by their folders to their ends; an error of a method's own is noted and ends that method alone."""
+    noted = _Failures(folder, wanted.values())
+    ended = noted.by_method()
+    left = {path: one for path, one in wanted.items() if one.method not in ended and not runs.is_finished(path)}
     if not left:
-        return failed
+        return
     engine, method = Engine(next(iter(left.values())).engine), ""
     console = console_observer() if progress else None
     with closing(console) if console else nullcontext():
         for number, (path, experiment) in enumerate(left.items(), start=1):
-            if experiment.method in failed:
+            if experiment.method in noted.by_method() or runs.is_finished(path):  # by another process meanwhile
                 continue
             if experiment.method != method:
                 engine.release()  # the seeds of a method share its lanes; those of another need the memory
@@ -232,17 +267,17 @@ def _train(
                 name = f"{known_methods.title(method)}, seed {experiment.seed} ({number} of {len(left)})"
                 console.begin(experiment.rounds, 0, name, experiment.rounds * (len(left) - number))
             try:
-                observers = [*observers_of(path), *([console] if console else [])]
-                runs.execute(
-                    experiment, dataset, path, resume, False, observers, engine=engine, resume_command=resume_command
-                )
+                observers = [*trackers(track, path, folder.resolve().name), *([console] if console else [])]
+                runs.execute(experiment, dataset, path, resume, False, observers, engine, resume_command)
             except Exception as error:
+                if isinstance(error, runs.Busy) and jobs.is_job():
+                    continue  # another of the processes is at it
                 if grid_failures.ends_all(error) or not grid_failures.is_usable(engine.device):
                     raise
-                failed[method] = grid_failures.describe(error)
+                problem = grid_failures.describe(error)
+                noted.note(experiment, problem)
                 if path.exists():  # what could not even begin is told at the end
-                    warnings.warn(f"{method}: {failed[method].reason}; the others go on", FeddureWarning, stacklevel=2)
-    return failed
+                    warnings.warn(f"{method}: {problem.reason}; the others go on", FeddureWarning, stacklevel=2)
 
 
 def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
@@ -251,6 +286,10 @@ def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
     if len(errors) == 1 and not next(iter(errors.values())).traceback:
         return ConfigError(*errors)
     return RunError("\n".join(grid_failures.told([(f"method {name}", problem) for name, problem in failed.items()])))
+
+
+def _wanted(plan: Plan, experiment: Experiment, folder: Path) -> dict[Path, Experiment]:
+    return {run_folder(folder, *run): _experiment(experiment, *run) for run in plan.runs()}
 
 
 def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
@@ -262,14 +301,12 @@ def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
 
 def _check_folder(folder: Path, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: a file is there; choose another --out")
+        raise RunError(f"{folder}: a file is there; choose another folder")
     if read_plan(folder) is not None:
         if not resume:
-            raise RunError(
-                f"{folder}: a comparison is there already; choose another --out, or add --resume to go on with it"
-            )
+            raise RunError(f"{folder}: a comparison is there already; choose another folder, or go on (--resume)")
     elif folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise RunError(f"{folder}: the folder is not empty and holds no comparison; choose another --out")
+        raise RunError(f"{folder}: the folder is not empty and holds no comparison; choose another folder")
 
 
 def _expect_one_partition_a_seed(finished: Sequence[records.Run]) -> None:
@@ -279,5 +316,5 @@ def _expect_one_partition_a_seed(finished: Sequence[records.Run]) -> None:
         if run.partition["sha256"] != other.partition["sha256"]:
             raise RunError(
                 f"{run.folder} and {other.folder} have different partitions and cannot be compared; "
-                "delete one of them and go on with --resume"
+                "delete one of them and resume the comparison"
             )

@@ -178,17 +178,7 @@ class View:
         columns = ["method", "against", "metric", "evaluations", "seeds"]
         columns += ["difference_mean", "interval_low", "interval_high"]
         pairs = [
-            [
-                method,
-                self.plan.against,
-                self.metric,
-                which,
-                d.n,
-                _share(d.mean),
-                _share(d.low),
-                _share(d.high),
-                d.verdict,
-            ]
+            [method, self.plan.against, self.metric, which, d.n, *map(_share, (d.mean, d.low, d.high)), d.verdict]
             for (method, which), d in self.differences.items()
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))

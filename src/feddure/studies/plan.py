@@ -40,7 +40,7 @@ def read_plan(folder: Path) -> Plan | None:
     except OSError as problem:
         raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        raise RunError(f"{path}: damaged, expected methods, seeds and against; choose another --out") from None
+        raise RunError(f"{path}: damaged, expected methods, seeds and against; choose another folder") from None
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
-from feddure.files import parse_yaml, read_regular, write_whole
+from feddure.files import write_whole
 from feddure.reports.names import combination
-from feddure.studies.grid.store import Cell, Store, make_folder
+from feddure.studies.grid.measure import expect_data
+from feddure.studies.grid.store import Cell, Store, finished_cells, make_folder
 
 MOST_CELLS = 100_000
 SWEEP_FILE = "sweep.yaml"
@@ -65,7 +66,7 @@ def read(file: Path, init: str | None = None, allow_modules: bool = False) -> Sw
 
     With `allow_modules` modules beside the file can be imported.
     """
-    text, tree = _read(file)
+    text, tree = experiments.read_yaml(file, ", ".join(_KEYS), _Loader)
     beside = str(file.parent.resolve())
     if allow_modules and beside not in sys.path:
         sys.path.append(beside)
@@ -89,23 +90,25 @@ def from_tree(tree: Mapping[str, Any], init: str | None = None) -> Sweep:
     return _expand(Path("sweep.yaml"), text, plain, init, allow_modules=True)
 
 
-def check_folder(sweep: Sweep, folder: Path) -> None:
-    """Refuse a folder that holds anything but this sweep, or one that this sweep contains."""
+def check_folder(sweep: Sweep, folder: Path, merge: Sequence[Path] = ()) -> None:
+    """Refuse a folder that holds anything but this sweep, or one that it contains, and others without cells."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: a file is there; choose another --out")
+        raise RunError(f"{folder}: a file is there; choose another folder")
     there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if SWEEP_FILE not in there and any(not name.startswith(".") for name in there):
         raise RunError(
-            f"{folder}: the folder is not empty and holds no sweep; choose another --out, "
-            "and --merge a folder whose cells you want to take over"
+            f"{folder}: the folder is not empty and holds no sweep; choose another, and merge (--merge) a folder whose "
+            "cells you want to take over"
         )
     wanted = {cell.hash for cell in sweep.cells()}
     gone = sum(found.config_hash not in wanted for found in Store(folder).measurements())
     if gone:
         raise RunError(
             f"{folder}: it holds {gone} cells that this sweep lacks, of the one in {folder / SWEEP_FILE}; a sweep "
-            "may grow but not shrink or change, so choose another --out (and --merge this folder into it)"
+            "may grow but not shrink or change, so choose another folder (and merge this one into it, --merge)"
         )
+    for other in merge:
+        finished_cells(other)
 
 
 def expect_no_sweep(folder: Path) -> None:
@@ -117,12 +120,22 @@ def expect_no_sweep(folder: Path) -> None:
         )
 
 
-def open_folder(sweep: Sweep, folder: Path) -> Store:
-    """The folder's cells; the folder remembers the sweep."""
-    check_folder(sweep, folder)
+def open_folder(
+    sweep: Sweep,
+    folder: Path,
+    merge: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Store:
+    """The folder's cells with those of the folders to `merge`; the folder remembers the sweep."""
+    check_folder(sweep, folder, merge)
+    expect_data(sweep.cells(), Store(folder, merge), data_dir)
     make_folder(folder)
     write_whole(folder / SWEEP_FILE, sweep.text.encode(), RunError)
-    return Store(folder)
+    store = Store(folder)
+    for other in merge:
+        say(f"{other}: {store.merge(other, sweep.cells())} new cells taken over")
+    return store
 
 
 def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow_modules: bool) -> Sweep:
@@ -289,19 +302,6 @@ def _value(found: Changes, key: str) -> Any:
     for part in key.split(".")[1:]:
         value = value[part]
     return value
-
-
-def _read(file: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = read_regular(file).decode()
-        tree = parse_yaml(text, _Loader)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: expected a mapping with {', '.join(_KEYS)}")
-    return text, tree
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,7 +1,6 @@
 """A run's folder, read while another process writes it, from where the last look ended.
 
-Nothing is written, locked or imported on behalf of what is read: a folder may come from anybody. Methods, and with
-them PyTorch, are not imported at all: the page is there at once.
+Nothing is written, locked or imported on behalf of what is read: a folder may come from anybody.
 """
 
 import json
@@ -24,19 +23,6 @@ from feddure.tracking import records, schema
 from feddure.tracking.summary import duration
 
 RUNNING, STALE, WAITING, FINISHED, STOPPED, FAILED = "running", "stale", "waiting", "finished", "stopped", "failed"
-
-METHODS = {
-    "fedavg": ("FedAvg*", style.BLACK), "fedavg-matched": ("FedAvg*, matched steps", style.BLACK),
-    "fedavg-sl": ("FedAvg-SL", style.ORANGE), "fedprox-sl": ("FedProx-SL", style.ORANGE),
-    "fedavg-uda": ("FedAvg-UDA", style.PURPLE), "fedprox-uda": ("FedProx-UDA", style.PURPLE),
-    "fedavg-fixmatch": ("FedAvg-FixMatch", style.GREEN), "fedprox-fixmatch": ("FedProx-FixMatch", style.GREEN),
-    "fedmatch": ("FedMatch", style.VERMILION), "feddure": ("FedDure", style.BLUE),
-    "baseline+maml": ("Baseline+MAML", style.BROWN), "f-reg": ("F-reg", style.SKY),
-    "avg-f-reg": ("Avg F-reg", style.SKY), "c-reg": ("C-reg", style.INDIGO), "avg-c-reg": ("Avg C-reg", style.INDIGO),
-    "fedtutor": ("FedTutor", style.WINE), "sage": ("SAGE", style.BLACK), "local": ("Alone", style.ORANGE),
-    "proxyfl": ("ProxyFL", style.PURPLE),
-}  # fmt: skip
-"""Titles and colours as `feddure.methods` and `style.line_styles` have them, which a test compares."""
 
 _MOST_POINTS, _MOST_CLIENTS = 400, 100
 _LAST_ROUNDS = 20  # that the speed is measured over
@@ -205,7 +191,9 @@ class Run:
 
 def method(name: str) -> tuple[str, str]:
     """A method's title and colour; a user's own has its name."""
-    return METHODS.get(name, (shown(name), style.GREEN))
+    from feddure import methods  # and with them PyTorch: seconds, for which the page's address does not wait
+
+    return shown(methods.title(name)), style.line_styles([(name, "")])[name, ""]["color"]
 
 
 def is_held(folder: Path) -> bool:

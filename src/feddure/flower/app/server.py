@@ -88,7 +88,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
         if server.round:
             log(f"going on after round {server.round}")
-        with runs._noting_failure(folder):
+        with runs.noting_failure(folder):
             with ExitStack() as closing:
                 Rounds(grid, options, server, sites, closing).run_all()
             runs.write_models(server, folder)

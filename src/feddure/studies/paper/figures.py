@@ -96,13 +96,8 @@ def _dots(axes: Axes, column: Sequence[Row | None]) -> None:
             axes.plot([row.last10.mean, row.paper], [place, place], color=style.MUTED, linewidth=0.9, alpha=0.55)
         if row.paper is not None:
             # An empty diamond in front: both can be seen where they agree.
-            diamond: dict[str, Any] = {
-                "markersize": 6.5,
-                "markerfacecolor": "none",
-                "markeredgecolor": PAPER,
-                "label": "the paper's",
-            }
-            axes.plot(row.paper, place, "D", zorder=4, **diamond)
+            diamond: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": PAPER, "label": "the paper's"}
+            axes.plot(row.paper, place, "D", markersize=6.5, zorder=4, **diamond)
         if row.last10 is not None:
             dot: dict[str, Any] = {"fmt": "o", "markersize": 5, "color": OURS, "capsize": 2.5, "label": "ours"}
             axes.errorbar(row.last10.mean, place, xerr=row.last10.sd, **dot)
