@@ -171,8 +171,9 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow
         shown = {key: _value(found, key) for key in varied}
         every = {key: _value(found, key) for key in fixed | changes | varied if key not in _OWN_COLUMNS}
         options = " ".join(f"{key}={value}" for key, value in every.items())
-        cells = tuple(Cell(file.stem, named, experiment, options) for experiment in made)
-        points.append(Point(combination(case, shown), case, shown, cells, *notes.get(case, ())))
+        name = combination(case, shown)
+        cells = tuple(Cell(file.stem, named, experiment, options, name if case else "") for experiment in made)
+        points.append(Point(name, case, shown, cells, *notes.get(case, ())))
     _expect_different(points)
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -46,6 +47,14 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
     watch.close()
     watch.close()
     assert text.getvalue().count("FedAvg*, seed 0: accuracy 42.00\u202f%") == 1
+
+
+def test_a_case_goes_by_its_name(tmp_path):
+    cells = [replace(cell(seed=3, norm=norm), name=name) for norm, name in (("batch", "usual"), ("group", "other"))]
+    watch, store, text, _ = watching(tmp_path, cells)
+    store.keep(synthetic.measured(cells[1], 42.0))
+    watch.close()
+    assert "other, seed 3: accuracy" in text.getvalue()
 
 
 def test_bars_come_and_go_on_a_terminal(tmp_path):

@@ -37,6 +37,7 @@ class GridProgress:
         self._looked = self._spoke = self._began - _PLAIN_SECONDS
         self._waiting = {cell.hash: cell for cell in cells}
         self._names = dict(zip(self._waiting, labels([cell.experiment for cell in cells]), strict=True))
+        self._names |= {cell.hash: f"{cell.name}, seed {cell.experiment.seed}" for cell in cells if cell.name}
         self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
         self._work = max(sum(self._costs.values()), 1e-9)
         self._told: set[str] = set()  # failed cells and their mistakes

@@ -53,6 +53,7 @@ class Cell:
     preset: str
     experiment: Experiment
     options: str = ""  # what it changes beyond its study, as key=value texts
+    name: str = ""  # of the case that it is of, where it has one: what people call it
 
     @cached_property
     def hash(self) -> str:
