@@ -41,8 +41,10 @@ def test_every_table_is_shown():
     assert shown == set(findings.TABLES)
 
 
-def test_the_figure_is_made_from_the_cells():
-    ours, drawn = (Image.open(io.BytesIO(png)) for png in (findings.FIGURE.read_bytes(), findings.draw()))
+@pytest.mark.parametrize("name", findings.FIGURES)
+def test_the_figures_are_made_from_the_cells(name):
+    pngs = ((findings.IMAGES / name).read_bytes(), findings.drawn(findings.FIGURES[name]))
+    ours, drawn = (Image.open(io.BytesIO(png)) for png in pngs)
     assert ours.size == drawn.size
     apart = np.abs(np.asarray(ours.convert("L"), float) - np.asarray(drawn.convert("L"), float))
     assert apart.mean() < 1, "make findings"  # text may be rendered a little differently elsewhere

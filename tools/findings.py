@@ -1,10 +1,10 @@
-"""Fills the tables of README.md, docs/findings.md, docs/appendix.md and docs/performance.md from results/, and draws
-FedTutor's figure.
+"""Fills the tables of README.md and of pages in docs/ from results/, and draws the figures of FedTutor and of privacy.
 
 `python tools/findings.py` (or `make findings`) writes; a test holds the committed pages to it, so that no number of
 theirs can differ from the cells. A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
 
+import math
 import re
 import statistics
 from collections import Counter
@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 import performance
 import yaml
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from performance import table
 
@@ -23,14 +24,19 @@ from feddure import experiments
 from feddure.reports import frame, style
 from feddure.reports.frame import by_seed, paired
 from feddure.reports.names import data_size
+from feddure.simulation import dp
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.numbers import printed
 from feddure.tracking.summary import LAST, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("findings", "appendix", "performance")))
-FIGURE = ROOT / "docs" / "images" / "fedtutor.png"
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("findings", "appendix", "performance", "privacy")),
+)
+
+IMAGES = ROOT / "docs" / "images"
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 METHODS = {"fedavg-matched": "labels only", "fedavg-fixmatch": "FixMatch", "feddure": "FedDure", "fedtutor": "FedTutor"}
@@ -79,6 +85,7 @@ def runs(study: str) -> Runs:
     rows["labels_per_class"] = [cell.experiment.partition.labels_per_class for cell in cells]
     rows["fine"] = [cell.experiment.local_steps == "epoch" for cell in cells]
     rows["attack"] = [cell.experiment.attack.kind for cell in cells]
+    rows["experiment"] = [cell.experiment for cell in cells]
     rows["case"] = [_case(study, experiments.flat(cell.experiment)) for cell in cells]
     return rows
 
@@ -252,6 +259,25 @@ def price() -> str:
         times = _mean(seconds(ours) / seconds(fixmatch))
         lines.append((name, *(data_size(size or 0) for size in sizes), f"{times:.2f}"))
     return table(("a client and round", "down", "up", "time, FixMatch = 1"), lines)
+
+
+def privacy() -> str:
+    every = runs("privacy")
+    order = sorted(cases("privacy"), key=lambda name: name != "no privacy")
+    rows = {name: pick(every, case=name) for name in order}
+    columns: dict[str, Callable[[Runs], str]] = {"ε at δ = 1e-5": lambda rows: epsilon(rows)[1]}
+    columns |= {METHODS[m]: lambda rows, m=m: both(pick(rows, method=m)) for m in ("fedavg-matched", "fedtutor")}
+    return grid(f"{seeds(every)}, last ten (averaged)", rows, lambda rows, text: text(rows), columns)
+
+
+def epsilon(rows: Runs) -> tuple[float, str]:
+    """Of a client after all rounds of such a run, as a number and as a text."""
+    found = next(iter(rows["experiment"]))
+    if not found.server.dp_clip or not found.server.dp_noise:
+        return math.inf, "∞"
+    rate = found.clients_per_round / found.partition.clients
+    value = dp.epsilon([(found.server.dp_noise, rate, found.rounds)])
+    return value, f"{value:.1f}"
 
 
 def from_paper() -> str:
@@ -503,6 +529,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "labellers": labellers,
     "controls": controls,
     "price": price,
+    "privacy": privacy,
     "paper": from_paper,
     "regulators": regulators,
     "few-labels": few_labels,
@@ -544,40 +571,67 @@ def filled(page: str) -> str:
     return _PLACE.sub(lambda place: f"{place['name']} -->\n{TABLES[place['name']]()}\n\n", page)
 
 
-# --- the figure ----------------------------------------------------------------------------------------------
+# --- the figures ---------------------------------------------------------------------------------------------
 DASHED = (0, (3, 1.5))
 FAIR = 50
 """Averages of older cells begin at the initial weights; from this round on that makes no difference."""
 
 
-def draw() -> bytes:
-    """Learning curves of the four methods under the three settings, as a PNG."""
+def draw_fedtutor() -> Figure:
+    """Learning curves of the four methods under the three settings."""
     every = runs("tutor")
     formats = style.line_styles((method, "") for method in METHODS)
+    figure = style.new_figure(9, 3.5)
+    for panel, setting in zip(figure.subplots(1, 3, sharey=True), SETTINGS, strict=True):
+        for method in METHODS:
+            curves = pick(every, method=method, setting=setting)["curve"]
+            rounds = [number for number, *_ in curves.iloc[0]]
+            fmt = {"color": formats[method, ""]["color"], "linewidth": 2.2 if method == "fedtutor" else 1.4}
+            for place, line, first in ((1, "-", 0), (2, DASHED, FAIR)):
+                means = [statistics.fmean(point[place] for point in points) for points in zip(*curves, strict=True)]
+                begin = rounds.index(first) if first else 0
+                panel.plot(rounds[begin:], means[begin:], linestyle=line, **fmt)
+        panel.set(title=setting.upper(), xlabel="round", xlim=(0, 200), ylim=(40, 85))
+    figure.axes[0].set_ylabel("test accuracy, %")
+    handles = [Line2D([], [], color=formats[method, ""]["color"], linewidth=2) for method in METHODS]
+    handles += [Line2D([], [], color=style.INK), Line2D([], [], color=style.INK, linestyle=DASHED)]
+    names = [*METHODS.values(), "the model itself", "averaged over rounds"]
+    figure.legend(handles, names, loc="outside lower center", ncols=6)
+    return figure
+
+
+def draw_privacy() -> Figure:
+    """Accuracy against ε, and what there is without noise."""
+    every, figure = runs("privacy"), style.new_figure(6, 3.2)
+    panel = figure.subplots()
+    for method in ("fedavg-matched", "fedtutor"):
+        color = style.line_styles([(method, "")])[method, ""]["color"]
+        noisy = {name: pick(every, case=name, method=method) for name in cases("privacy") if name.startswith("noise")}
+        points = sorted((epsilon(rows)[0], _mean(rows[LAST10])) for rows in noisy.values())
+        panel.plot(*zip(*points, strict=True), marker="o", color=color, label=METHODS[method])
+        for name, line in (("clipped alone", DASHED), ("no privacy", (0, (1, 1.5)))):
+            without = _mean(pick(every, case=name, method=method)[LAST10])
+            panel.axhline(without, color=color, linestyle=line, linewidth=1.2, label=f"{METHODS[method]}, {name}")
+    panel.set(xscale="log", xlabel="ε of a client after 50 rounds (smaller tells less)", ylabel="test accuracy, %")
+    panel.set_xticks([1, 2, 5, 10, 25], ["1", "2", "5", "10", "25"])
+    figure.legend(loc="outside right center")
+    return figure
+
+
+FIGURES = {"fedtutor.png": draw_fedtutor, "privacy.png": draw_privacy}
+
+
+def drawn(draw: Callable[[], Figure]) -> bytes:
+    """A figure as a PNG."""
     with style.applied():
-        figure = style.new_figure(9, 3.5)
-        for panel, setting in zip(figure.subplots(1, 3, sharey=True), SETTINGS, strict=True):
-            for method in METHODS:
-                curves = pick(every, method=method, setting=setting)["curve"]
-                rounds = [number for number, *_ in curves.iloc[0]]
-                fmt = {"color": formats[method, ""]["color"], "linewidth": 2.2 if method == "fedtutor" else 1.4}
-                for place, line, first in ((1, "-", 0), (2, DASHED, FAIR)):
-                    means = [statistics.fmean(point[place] for point in points) for points in zip(*curves, strict=True)]
-                    begin = rounds.index(first) if first else 0
-                    panel.plot(rounds[begin:], means[begin:], linestyle=line, **fmt)
-            panel.set(title=setting.upper(), xlabel="round", xlim=(0, 200), ylim=(40, 85))
-        figure.axes[0].set_ylabel("test accuracy, %")
-        handles = [Line2D([], [], color=formats[method, ""]["color"], linewidth=2) for method in METHODS]
-        handles += [Line2D([], [], color=style.INK), Line2D([], [], color=style.INK, linestyle=DASHED)]
-        names = [*METHODS.values(), "the model itself", "averaged over rounds"]
-        figure.legend(handles, names, loc="outside lower center", ncols=6)
-        return style.render(figure, "png")
+        return style.render(draw(), "png")
 
 
 def main() -> None:
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
-    FIGURE.write_bytes(draw())
+    for name, draw in FIGURES.items():
+        (IMAGES / name).write_bytes(drawn(draw))
 
 
 if __name__ == "__main__":
