@@ -200,7 +200,7 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
 
 
 @pytest.mark.parametrize(
-    ("name", "points"), [("controls", 38), ("controls-demo", 32), ("optimisers", 42), ("sage-protocol", 8)]
+    ("name", "points"), [("controls", 38), ("controls-demo", 35), ("optimisers", 42), ("sage-protocol", 8)]
 )
 def test_the_sweeps_of_controls_can_be_read(name, points, request):
     if name.startswith("controls"):

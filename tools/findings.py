@@ -230,15 +230,16 @@ def labellers() -> str:
 
 CONTROLS = (
     "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
-    "labels only, FedProx 1", "Fashion-MNIST as u, FedTutor", "averaged model, hard 0.95", "true labels on u",
+    "labels only, FedProx 1", "labels only, calibrated", "averaged model, hard 0.95", "FedTutor, 10 % of u",
+    "Fashion-MNIST as u, FedTutor", "half the clients without labels, FedTutor", "true labels on u",
 )  # fmt: skip
 
 
-def controls(shown: Sequence[str] = CONTROLS, about: bool = False) -> str:
-    every, lines = pick_cases("controls", shown), []
+def controls(study: str = "controls", shown: Sequence[str] = CONTROLS, about: bool = False) -> str:
+    every, lines = pick_cases(study, shown), []
     for name, rows in every.items():
-        told = cases("controls")[name]
-        theirs = pick(runs("controls"), case=told.get("against", "labels only"))
+        told = cases(study)[name]
+        theirs = pick(runs(study), case=told.get("against", "labels only"))
         beyond = [gain(rows, theirs, column) for column in (LAST10, AVERAGED)]
         own = [told.get("about", ""), ", ".join(map(str, sorted(rows["seed"])))] if about else []
         lines.append((name, *own, both(rows), *(beyond if name != "labels only" else [NOTHING] * 2)))
@@ -528,6 +529,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scarce": scarce,
     "labellers": labellers,
     "controls": controls,
+    "controls-demo": lambda: controls("controls-demo"),
     "price": price,
     "privacy": privacy,
     "paper": from_paper,
@@ -537,7 +539,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "attacks": attacks,
     "all-fedtutor": lambda: _accuracies(runs("tutor"), METHODS),
     "all-scarce": _scarce_tables,
-    "all-controls": lambda: controls(tuple(cases("controls")), about=True),
+    "all-controls": lambda: controls("controls", tuple(cases("controls")), about=True),
+    "all-controls-demo": lambda: controls("controls-demo", tuple(cases("controls-demo")), about=True),
     "probes": _probes,
     "attacks-iid": lambda: attacks("iid-iid"),
     "attacks-iid-last": lambda: attacks("iid-iid", LAST10),
