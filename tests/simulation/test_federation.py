@@ -134,6 +134,17 @@ def test_every_method_trains_where_some_clients_have_no_labels(images, method):
     json.dumps(record, allow_nan=False)
 
 
+def test_whoever_starts_a_run_is_told_of_clients_without_labels(images):
+    def note(**changes):
+        wanted = {"method": "fedtutor", "partition.labelled_clients": 0.5} | changes
+        return tiny.federation(tiny.experiment(wanted), images).server.note()
+
+    assert note().startswith("2 of 4 clients have no labelled image")
+    assert note(**{"server.weight": "labelled"}) == ""
+    assert note(method="fedavg-matched") == ""
+    assert note(**{"partition.labelled_clients": 1.0}) == ""
+
+
 @pytest.mark.parametrize("setting", ["dir-dir", "pairs"])
 def test_full_supervision_takes_an_image_once_a_pass(images, setting):
     """Where labelled images are unlabelled ones too; a client's weight still has both."""

@@ -78,6 +78,8 @@ def execute(
     engine = engine or Engine(experiment.engine)
     resumes = (folder / checkpoint.FILE).exists()
     federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine, resumes)
+    if note := federation.server.note():
+        warnings.warn(note, FeddureWarning, stacklevel=2)
     with lock(folder), ExitStack() as closing:
         if not resume:
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile

@@ -121,6 +121,16 @@ class Server:
         """Number of clients."""
         return len(self.image_counts)
 
+    def note(self) -> str:
+        """What whoever starts this should know, if anything."""
+        silent, needs = sum(not counts.labelled for counts in self.image_counts), self.method.needs
+        if not silent or self.experiment.server.weight != "total" or not needs.unlabelled or needs.every_label:
+            return ""
+        return (
+            f"{silent} of {self.clients} clients have no labelled image and weigh as much as others, which has done "
+            "harm (docs/findings.md): server.weight=labelled lets them count little"
+        )
+
     # --- one round -----------------------------------------------------------------------------------
     def sample(self, round_number: int) -> list[int]:
         """The clients of a round, in drawing order, of those that have something the method learns from.

@@ -586,7 +586,9 @@ def test_a_site_without_labels_joins(root, method, drawn, capsys):
     for record in written(root):
         assert sorted(record["clients"]) == drawn
         assert record["left_out"] == []
-    assert "too few are labelled to set 0.3 of them aside" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "too few are labelled to set 0.3 of them aside" in said
+    assert ("1 of 3 clients have no labelled image" in said) == (method == "fedtutor")
 
 
 def test_a_federation_without_any_label_is_an_error(root):

@@ -86,6 +86,8 @@ def run(grid: Grid, options: RunOptions) -> Server:
         log(f"run folder: {folder.resolve()}")
         if server.method.relays_uploads:
             log(f"{server.experiment.method} sends a site's parameters to other sites as helpers")
+        if note := server.note():
+            log(note)
         if server.round:
             log(f"going on after round {server.round}")
         with runs.noting_failure(folder):
