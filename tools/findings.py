@@ -231,7 +231,8 @@ def labellers() -> str:
 CONTROLS = (
     "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
     "labels only, FedProx 1", "labels only, calibrated", "averaged model, hard 0.95", "FedTutor, 10 % of u",
-    "Fashion-MNIST as u, FedTutor", "half without labels, all take part, FedTutor",
+    "Fashion-MNIST as u, FedTutor", "half the clients without labels, FedTutor",
+    "half without labels, all take part, FedTutor",
     "half without labels, all take part, FedTutor, weight by labels", "true labels on u",
 )  # fmt: skip
 
