@@ -111,7 +111,6 @@ def show_run(finished: "Run") -> None:
 
 def show_status(found: "Status", folder: Path) -> None:
     """Sites and runs; paths below the federation's folder are shown from there."""
-    from feddure.tracking.metrics import TITLES
     from feddure.tracking.summary import duration
 
     console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
@@ -131,8 +130,7 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print("\nno runs yet")
         return
     table = Table("run", "status", box=None, padding=(0, 1))
-    shown = [name for name in TITLES if any(name in run.metrics for run in found.runs)]
-    for name in ("round", *(TITLES[name] for name in shown), "time"):
+    for name in ("round", "accuracy", "time"):
         table.add_column(name, justify="right")
     table.add_column("folder")
     for run in found.runs:
@@ -140,7 +138,7 @@ def show_status(found: "Status", folder: Path) -> None:
             _text(run.run),
             _text(run.status),
             "" if run.round is None else str(run.round),
-            *(_percent(run.metrics.get(name)) for name in shown),
+            _percent(run.accuracy),
             duration(run.seconds),
             _text(str(_from(folder, Path(run.folder)))) if run.folder else "",
         )
