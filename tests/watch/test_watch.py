@@ -279,6 +279,7 @@ def test_the_address_does_not_wait_for_pytorch(tmp_path):
             print("torch" in before, self.url)
         def look(self):
             before.update(sys.modules)
+            print("looks", file=sys.stderr)
         before = {}
         mock.patch("feddure.watch.folder.Folder.look", look).start()
         mock.patch.object(server.Server, "serve_forever", serve).start()
@@ -286,6 +287,7 @@ def test_the_address_does_not_wait_for_pytorch(tmp_path):
     """
     asked = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert asked.stdout.startswith("False http://127.0.0.1:")
+    assert asked.stderr.index("http://127.0.0.1:") < asked.stderr.index("looks")
 
 
 def test_a_folder_that_cannot_be_watched_is_an_error(tmp_path):
