@@ -133,7 +133,8 @@ class EngineOptions(_Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
     lanes: Count | Literal["auto"] = Field("auto", description="How many clients train side by side.")
     precision: Literal["auto", "bf16", "tf32", "fp32", "fp64"] = Field(
-        "auto", description="Arithmetic of the network; auto is bf16 on CUDA and fp32 on a CPU."
+        "auto",
+        description="Arithmetic of the network; auto is bf16 on CUDA and fp32 on a CPU. Recent CPUs have bf16 too.",
     )
     compile: bool | Literal["auto"] = Field(
         "auto", description="Whether to pass the network through torch.compile; auto does so on CUDA."

@@ -30,8 +30,8 @@ class Engine:
         self.device = _device(options.device)
         cuda = self.device.type == "cuda"
         self.precision = ("bf16" if cuda else "fp32") if options.precision == "auto" else options.precision
-        if self.precision == "bf16" and not cuda:
-            raise ConfigError("engine.precision: bf16 was given, but it needs a CUDA device; use auto, fp32 or fp64")
+        if self.precision == "bf16" and not cuda and not computes_bf16():
+            raise ConfigError("engine.precision: bf16 was given, but this CPU has no AVX-512 BF16; use auto or fp32")
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
@@ -106,6 +106,11 @@ class Engine:
                 experiment, dataset, self.device, self.precision, bool(self.compiles)
             )
         return self._networks[key]
+
+
+def computes_bf16() -> bool:
+    """Whether this CPU multiplies in bf16; others only imitate it, slower than single precision."""
+    return torch.cpu._is_avx512_bf16_supported()
 
 
 def _device(wanted: str) -> torch.device:
