@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 import tiny
@@ -96,6 +97,16 @@ def test_sites_are_clients_by_name(own_data):
     assert [client["unlabelled"] for client in report["clients"]] == [0, 1, 1]
     assert report["clients"][1]["absent_unlabelled"] is None
     assert report["internal_imbalance"] is None
+
+
+def test_own_images_go_by_their_path(tmp_path):
+    for number in range(12):
+        folder = tmp_path / "images" / ("cat", "dog", "unlabelled")[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(folder / f"{number}.png")
+    of_images = ("--dataset", f"{tmp_path / 'images'}?test=0", "--setting", "iid-iid", "--clients", 2)
+    report = json.loads(run(*of_images, "--json"))
+    assert [client["labelled_per_class"] for client in report["clients"]] == [[2, 2], [2, 2]]
 
 
 def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):

@@ -231,7 +231,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path, name):
 def test_a_sweeps_folder_is_refused_to_other_studies(tmp_path):
     sweep.expect_no_sweep(tmp_path / "out")
     sweep.open_folder(read(tmp_path), tmp_path / "out")
-    with pytest.raises(RunError, match=r"out: the folder belongs to a sweep, see .*sweep\.yaml; choose another --out"):
+    with pytest.raises(RunError, match=r"out: the folder belongs to a sweep, see .*sweep\.yaml; choose another folder"):
         sweep.expect_no_sweep(tmp_path / "out")
 
 

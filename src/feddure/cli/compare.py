@@ -64,7 +64,7 @@ def compare(
     feddure compare --preset demo --seeds 0,1,2                # with intervals
     feddure compare --preset aaai24 --methods fedavg-matched,fedavg-fixmatch,feddure --seeds 0,1,2,3,4
     feddure compare --preset demo --methods local,fedavg-matched,fedtutor   # is joining worth it, site by site?
-    feddure compare --dataset folder:my/images                 # the same of your own images
+    feddure compare --dataset my/images                        # the same of your own images
     feddure compare --out runs/compare-demo --resume           # after Ctrl-C, a kill or a power cut
     feddure compare --out runs/compare-demo --resume --methods fedprox-uda --seeds 1,2
     ```

@@ -29,7 +29,7 @@ _NAMES = 3
 
 def partition(
     dataset: Annotated[
-        str, typer.Option("--dataset", help="Data set name, `folder:PATH`, `npz:PATH` or `module:function`.")
+        str, typer.Option("--dataset", help="Data set name, path of your images, or `module:function`.")
     ] = "fashion-mini",
     setting: Annotated[
         str,
@@ -82,7 +82,7 @@ def partition(
     feddure partition --dataset cifar10 --label-fraction 0.02 --json
     feddure partition --setting pairs --gamma 0.1 --labelled-as-unlabelled     # as in SAGE
     feddure partition --labelled-clients 0.5 --unlabelled-fraction 0.1
-    feddure partition --dataset folder:hospitals --setting sites
+    feddure partition --dataset hospitals --setting sites
     ```
     """
     expect_writable(out, "--out", ".npz")
@@ -99,7 +99,7 @@ def partition(
         seed=seed,
     )
     plugins.allow(dataset)
-    images = sources.load(dataset, data_dir, progress=not as_json)
+    images = sources.load(sources.resolve(dataset), data_dir, progress=not as_json)
     expect_clients(clients, setting, images)
     made = make(images, options, seed)
     if plot is not None:

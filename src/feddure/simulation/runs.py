@@ -282,23 +282,23 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     """Refuse a folder that this run must not write to."""
     if not is_text(folder.absolute()):
         raise RunError(
-            f"{readable(folder)}: the path is not UTF-8, which TensorBoard's files need; choose another --out"
+            f"{readable(folder)}: the path is not UTF-8, which TensorBoard's files need; choose another folder"
         )
     present = read_config(folder)
     if present is None:
         if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder}: a file is there; choose another --out")
+            raise RunError(f"{folder}: a file is there; choose another folder")
         if folder.exists() and any(_visible(folder)):
-            raise RunError(f"{folder}: the folder is not empty and holds no run; choose another --out")
+            raise RunError(f"{folder}: the folder is not empty and holds no run; choose another folder")
     elif not resume:
-        raise RunError(f"{folder}: a run is there already; choose another --out, or add --resume to go on with it")
+        raise RunError(f"{folder}: a run is there already; choose another folder, or resume it (--resume)")
     elif experiments.fingerprint(present) != experiments.fingerprint(experiment):
         different = _differences(present, experiment)
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
     elif _is_of_other_code(experiment, folder):
         warnings.warn(
             f"{folder}: your own code ({experiment.own_code()}) has changed since this run was started; what is there "
-            "comes from the code of then. Choose another --out to train all of it with the code of now",
+            "comes from the code of then. Choose another folder to train all of it with the code of now",
             FeddureWarning,
             stacklevel=3,
         )

@@ -115,7 +115,7 @@ def expect_no_sweep(folder: Path) -> None:
     """Refuse a folder that belongs to a sweep, for studies that are none."""
     if (folder / SWEEP_FILE).exists():
         raise RunError(
-            f"{folder}: the folder belongs to a sweep, see {folder / SWEEP_FILE}; choose another --out, "
+            f"{folder}: the folder belongs to a sweep, see {folder / SWEEP_FILE}; choose another folder, "
             "and --merge this folder where you want to take over its cells"
         )
 

@@ -162,14 +162,6 @@ def test_a_signal_keeps_what_is_under_way(tmp_path, images, monkeypatch, trained
     assert names(store) == ["cells.jsonl"]
 
 
-def test_a_process_whose_parent_is_gone_keeps_what_is_under_way(tmp_path, trained):
-    wanted, store = cells("fedavg"), Store(tmp_path)
-    with pytest.raises(runner.GridStopped):
-        measure(wanted, store, orphaned=lambda: len(trained) > 3)
-    assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
-    assert {seed for seed, _ in trained} == {0}
-
-
 @pytest.mark.usefixtures("_checkpoint_each_round")
 def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch):
     written = []
@@ -378,7 +370,7 @@ def test_a_cell_is_measured_again_when_its_code_has_changed(tmp_path, write_code
 def test_a_cell_under_way_starts_afresh_with_new_code(tmp_path, write_code, trained):
     store, wanted = Store(tmp_path / "grid"), cells("some_own_module:Mine", seeds=(0,))
     with pytest.raises(runner.GridStopped):
-        measure(wanted, store, orphaned=lambda: len(trained) > 3)
+        measure(wanted, store, look=lambda: len(trained) > 3 and os.kill(os.getpid(), signal.SIGTERM))
     assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
     write_code(METHOD.format(2))
     trained.clear()

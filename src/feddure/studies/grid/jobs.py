@@ -31,9 +31,8 @@ def is_job() -> bool:
 
 def work(cells: Sequence[Cell], store: Store, load: Load, track: Sequence[str] = ()) -> None:
     """What such a process does; it ends with its parent, and keeps what it has under way."""
-    command = os.environ[JOB]
-    parent = int(command.partition("-")[0])
-    measure(cells, store, load, command=command, orphaned=lambda: os.getppid() != parent, track=track)
+    end_with_parent()
+    measure(cells, store, load, command=os.environ[JOB], track=track)
 
 
 def end_with_parent() -> None:

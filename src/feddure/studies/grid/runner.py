@@ -56,22 +56,19 @@ def measure(
     load: Load,
     look: Callable[[], None] = lambda: None,
     command: str = "",
-    orphaned: Callable[[], bool] = lambda: False,
     engine: Engine | None = None,
     track: Sequence[str] = (),
 ) -> None:
     """Measure all cells that are not finished, have not failed and that no other process is working on.
 
     What has failed is in the store. `look` is called after every round and cell, for who shows progress. `command` is
-    the same for processes that were started as one; they end when they are `orphaned`. An `engine` brings what it has
-    compiled. `track` names services that every cell is reported to.
+    the same for processes that were started as one. An `engine` brings what it has compiled. `track` names services
+    that every cell is reported to.
     """
-    worker = _Worker(store, load, look, command or new_command(), orphaned, engine, track)
+    worker = _Worker(store, load, look, command or new_command(), engine, track)
     waiting = unmeasured(cells, store)
     programs = {cell.hash: program_of(cell) for cell in waiting}
     while waiting:
-        if orphaned():
-            raise GridStopped(0)
         others = {programs[name] for name in store.under_way() if name in programs}
         cell = min(waiting, key=lambda cell: (programs[cell.hash] != worker.program, programs[cell.hash] in others))
         waiting.remove(cell)
@@ -97,7 +94,6 @@ class _Worker:
     load: Load
     look: Callable[[], None]
     command: str
-    orphaned: Callable[[], bool]
     engine: Engine | None = None
     track: Sequence[str] = ()
     program: str | None = None  # that the engine has compiled last
@@ -156,7 +152,7 @@ class _Worker:
             for observer in observers:
                 closing.callback(observer.close)
             try:
-                run(under_way.federation, observers, lambda: stop() or self.orphaned())
+                run(under_way.federation, observers, stop)
                 for observer in observers:
                     observer.run_done(under_way.summary, self.store.unfinished(cell.hash))
             except Stopped:
