@@ -406,8 +406,7 @@ def test_a_clients_labelled_images_are_among_its_unlabelled_ones_too(setting):
     assert_equal(apart.labelled, both.labelled)
     assert apart.sha256 != both.sha256
     assert sorted(np.concatenate(both.unlabelled).tolist()) == list(range(number))
-    if setting != "pairs":  # which deals all images anew
-        assert_equal(both.unlabelled, tuple(map(np.union1d, apart.labelled, apart.unlabelled)))
+    assert_equal(both.unlabelled, tuple(map(np.union1d, apart.labelled, apart.unlabelled)))
 
 
 def test_with_labelled_images_among_the_unlabelled_all_may_carry_a_label():

@@ -53,7 +53,7 @@ def test_two_rounds_equal_the_twins(changes):
             assert_same(result.records, records_of(twin_round(twin, task)))
             sent.append(flat_of(made, twin.theta))
             last = max(1, task.steps // told.local_epochs)
-            counts.append(twin.count_classes(list(zip(task.batches.labels, task.batches.weak, strict=True))[-last:]))
+            counts.append(twin.count_classes(last))
             expected = {"theta": sent[-1][0], "statistics": sent[-1][1], "counts": counts[-1]}
             assert set(result.upload) == set(expected)
             assert_same(result.upload, expected)
@@ -79,9 +79,9 @@ def test_images_that_point_away_from_each_other_are_not_pushed():
     z, proxies = (F.normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64)) for n in (20, 4))
     q = (2 * torch.randn(20, 4, generator=generator, dtype=torch.float64)).softmax(1)
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    expected = proxyfl_twin.contrast(z, proxies, q, prior, 0.6)
-    found = contrast(z, proxies, q, prior, 0.6, 12)
-    assert 0 < (q.amax(1) > 0.6).sum() < 20
+    counted = torch.arange(20) % 3 == 0
+    expected = proxyfl_twin.contrast(z, proxies, q, counted.tolist(), prior)
+    found = contrast(z, proxies, q, counted, prior, 12)
     torch.testing.assert_close(found, torch.stack(expected[:12]), rtol=1e-12, atol=1e-12)
 
 

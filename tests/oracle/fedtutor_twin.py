@@ -64,7 +64,8 @@ class FedTutor(Client):
         proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
         classes = [*torch.eye(q.shape[1], dtype=q.dtype)[y], *q]
         uniform = torch.full_like(q[0], 1 / q.shape[1])
-        return torch.stack(contrast(z, proxies, classes, uniform, self.lesson.threshold)[len(y) :]).mean()
+        sure = [bool(one.max() >= self.lesson.threshold) for one in classes]
+        return torch.stack(contrast(z, proxies, classes, sure, uniform)[len(y) :]).mean()
 
     def lessons(self, q: Tensor, logits: Tensor) -> Tensor:
         """The loss of each image, one after the other."""

@@ -20,26 +20,22 @@ class Model(nn.Module):
         return self.network(images)
 
 
-def is_sure(q: Tensor, threshold: float) -> bool:
-    return bool(q.max() >= threshold)
-
-
 def contrast(
-    z: Sequence[Tensor], proxies: Sequence[Tensor], q: Sequence[Tensor], prior: Tensor, threshold: float
+    z: Sequence[Tensor], proxies: Sequence[Tensor], q: Sequence[Tensor], counted: Sequence[bool], prior: Tensor
 ) -> list[Tensor]:
     """Each image against its proxies and all images that share no class with it."""
 
-    def candidates(q: Tensor) -> set[int]:
-        if is_sure(q, threshold):
+    def candidates(q: Tensor, counts: bool) -> set[int]:
+        if counts:
             return {int(q.argmax())}
         return {c for c in range(len(q)) if q[c] > prior[c]}
 
     losses = []
-    for z_i, q_i in zip(z, q, strict=True):
-        mine = candidates(q_i)
-        share = {int(q_i.argmax()): 1.0} if is_sure(q_i, threshold) else {c: q_i[c] for c in mine}
+    for z_i, q_i, counts in zip(z, q, counted, strict=True):
+        mine = candidates(q_i, counts)
+        share = {int(q_i.argmax()): 1.0} if counts else {c: q_i[c] for c in mine}
         positive = sum(weight * (z_i @ proxies[c]) for c, weight in share.items())
-        others = [z_i @ z_j for z_j, q_j in zip(z, q, strict=True) if not mine & candidates(q_j)]
+        others = [z_i @ z_j for z_j, *other in zip(z, q, counted, strict=True) if not mine & candidates(*other)]
         negatives = [similarity for similarity in others if similarity >= 1e-6]
         losses.append(-torch.stack([positive, *negatives]).log_softmax(0)[0])
     return losses
@@ -49,9 +45,10 @@ class ProxyFL(Client):
     def __init__(self, received: Model, settings: Settings, prior: Tensor):
         super().__init__(received, settings)
         self.prior = prior
+        self.seen: list[list[int]] = []  # classes that counted, step by step
 
     def sure(self, q: Tensor) -> bool:
-        return is_sure(q, self.settings.threshold)
+        return bool(q.max() >= self.settings.threshold)
 
     def step(self, x: Tensor, y: Tensor, weak: Tensor, strong: Tensor) -> Named:
         h = nn.Sequential(*list(self.theta.network)[:-1])(torch.cat([x, weak, strong]))
@@ -59,24 +56,23 @@ class ProxyFL(Client):
         with torch.no_grad():
             q_x, q = (self.received.eval()(images).softmax(1) for images in (x, weak))
         loss, counted = cross_entropy(y, on_x).mean(), []
+        self.seen.append(y.tolist())
         for p_i, q_i, row in zip(on_weak.detach().softmax(1), q, on_strong, strict=True):
-            counted.append(float(self.sure(p_i) or self.sure(q_i)))
-            loss = loss - counted[-1] * row.log_softmax(0)[q_i.argmax()] / len(q)
+            counted.append(self.sure(p_i) or self.sure(q_i))
+            if counted[-1]:
+                self.seen[-1].append(int(q_i.argmax()))
+                loss = loss - row.log_softmax(0)[q_i.argmax()] / len(q)
         z = [row / row.norm() for row in self.theta.feature(h)]
         proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
-        apart = contrast(z, proxies, [*q_x, *q, *q], self.prior, self.settings.threshold)[len(x) :]
+        each = [*map(self.sure, q_x), *counted, *counted]
+        apart = contrast(z, proxies, [*q_x, *q, *q], each, self.prior)[len(x) :]
         self.descend(loss + sum(apart) / len(apart))
         return {"mask": torch.tensor(counted, dtype=on_x.dtype)}
 
-    def count_classes(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Labels, and the global model's sure classes, of these steps' (labels, weak views)."""
-        counts = torch.zeros_like(self.prior)
-        for labels, weak in batches:
-            with torch.no_grad():
-                q = self.received.eval()(weak).softmax(1)
-            for c in [*labels, *(q_i.argmax() for q_i in q if self.sure(q_i))]:
-                counts[c] += 1
-        return counts
+    def count_classes(self, steps: int) -> Tensor:
+        """Of the last steps: labels, and the global model's classes of images that counted."""
+        every = [c for seen in self.seen[-steps:] for c in seen]
+        return torch.tensor([float(every.count(c)) for c in range(len(self.prior))], dtype=self.prior.dtype)
 
 
 def tune(mean: Tensor, uploaded: Sequence[Tensor], orders: Sequence[Sequence[int]], rate: float, most: float) -> Tensor:
@@ -92,6 +88,6 @@ def tune(mean: Tensor, uploaded: Sequence[Tensor], orders: Sequence[Sequence[int
             classes = torch.tensor([samples[i][1] for i in batch])
             distance = (omega.unsqueeze(1) - rows).norm(dim=2)
             sgd.zero_grad()
-            F.cross_entropy(-(distance + margin * F.one_hot(classes, len(rows))), classes).backward()
+            F.cross_entropy(-(distance + margin * F.one_hot(classes, len(rows)).double()), classes).backward()
             sgd.step()
     return rows.detach()

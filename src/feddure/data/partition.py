@@ -126,7 +126,7 @@ def make(dataset: Dataset, options: config.PartitionOptions, seed: int, validati
             owners = holders[owners]
         parts[kind] = _by_client(images, owners, clients)
     parts["unlabelled"] = _kept(parts["unlabelled"], options.unlabelled_fraction, seed)
-    if options.labelled_as_unlabelled and options.setting != "pairs":
+    if options.labelled_as_unlabelled:
         parts["unlabelled"] = tuple(map(np.union1d, parts["unlabelled"], parts["labelled"]))
     # Options that are newer than the first published partitions are named where they act, so that hashes stay.
     newer = ("labelled_clients", "unlabelled_fraction", "labelled_as_unlabelled")

@@ -49,8 +49,6 @@ def choose_labels(dataset: Dataset, options: config.PartitionOptions, clients: i
     labelled = [pool[:number] for pool, number in zip(marked, needed, strict=True)]
     taken = np.zeros(len(dataset.labels), dtype=bool)
     taken[np.concatenate(labelled)] = True
-    if options.setting == "pairs" and options.labelled_as_unlabelled:  # dealt anew, perhaps to another client
-        taken[:] = False
     return Pools([*labelled, shuffled[-1][:0]], [pool[~taken[pool]] for pool in shuffled])
 
 

@@ -29,7 +29,7 @@ from feddure.data.batches import Batch, Needs
 from feddure.errors import ConfigError
 from feddure.methods import base, proxyfl
 from feddure.methods.base import Client, State, mean, record
-from feddure.methods.teacher import Source, WithTeacher, soft_cross_entropy
+from feddure.methods.teacher import DECAY, Source, WithTeacher, soft_cross_entropy
 
 
 class Options(base.Options):
@@ -65,6 +65,7 @@ class FedTutor(WithTeacher):
     Options = Options
     needs = Needs(weak=True, strong=True)
     passes = 1.2
+    ema = DECAY
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
@@ -119,7 +120,8 @@ class FedTutor(WithTeacher):
         client.descend(supervised + taught + self.options.contrast * contrast)
         q = batch.made.get("unlabelled", on_u.detach().softmax(1))
         found = losses.get("unlabelled", on_u.new_zeros(len(on_u)))
-        return record(supervised, found, torch.ones_like(found), q.argmax(1))
+        least = self.options.threshold if self.options.targets == "hard" else 0.0
+        return record(supervised, found, (q.amax(1) >= least).to(found), q.argmax(1))
 
     def contrast(self, client: Client, batch: Batch, features: Tensor) -> Tensor:
         """L_c of the strong views, whose features come first; the labelled images are pushed away alone."""
@@ -128,15 +130,14 @@ class FedTutor(WithTeacher):
         labels = F.one_hot(batch.labels, client.classes).to(z.dtype)
         q = torch.cat([batch.made["unlabelled"], labels])
         uniform = torch.full_like(q[0], 1 / client.classes)
-        return proxyfl.contrast(z, proxies, q, uniform, self.options.threshold, len(batch.strong))
+        return proxyfl.contrast(z, proxies, q, q.amax(1) >= self.options.threshold, uniform, len(batch.strong))
 
     def loss(self, q: Tensor, logits: Tensor) -> Tensor:
         """ℓ of each image."""
-        log_p = logits.log_softmax(1)
         soft = soft_cross_entropy(logits, q)
         if self.options.targets == "soft":
             return soft
         confidence, label = q.max(1)
-        hard = -log_p.gather(1, label.unsqueeze(1)).squeeze(1)
+        hard = base.cross_entropy(logits, label)
         sure = confidence >= self.options.threshold
         return torch.where(sure, hard, soft if self.options.targets == "mixed" else torch.zeros_like(soft))

@@ -1,18 +1,20 @@
 """ProxyFL: the classifier's rows as proxies of the classes (Chen & Wang, CVPR 2026, arXiv:2602.21078).
 
-A client learns with the received global model q (frozen) beside its own p (on T_w(u), in training):
+A client learns with the received global model q (frozen) beside its own p (on T_w(u), in training). An image u_i counts
+where max p_i ≥ τ or max q_i ≥ τ, an image x_i where max q_i ≥ τ:
 
-    L = CE(y, f(x)) + mean_i 1[max p_i ≥ τ or max q_i ≥ τ] CE(argmax q_i, f(T_s(u_i))) + L_c
+    L = CE(y, f(x)) + mean_i 1[u_i counts] CE(argmax q_i, f(T_s(u_i))) + L_c
 
 L_c works on z = normalised W_f h + b of the features h of x, T_w(u) and T_s(u), and on proxies w̃_c = normalised W_p ω_c
-of the classifier's rows ω. An image is of the classes S_i = {argmax q_i} where max q_i ≥ τ, else {c: q_i(c) > π_c}, and
+of the classifier's rows ω. An image is of the classes S_i = {argmax q_i} where it counts, else {c: q_i(c) > π_c}, and
 
-    z_i⁺ = z_i · w̃_{argmax q_i}   where max q_i ≥ τ,   else   z_i · Σ_{c ∈ S_i} q_i(c) w̃_c
+    z_i⁺ = z_i · w̃_{argmax q_i}   where it counts,   else   z_i · Σ_{c ∈ S_i} q_i(c) w̃_c
     L_c = mean over T_w(u), T_s(u) of −log (exp z_i⁺ / (exp z_i⁺ + Σ_j exp z_i · z_j))
 
 with j over all images that share no class with i and have z_i · z_j ≥ 1e-6. π, first uniform, is the server's average
-over rounds of the class counts that clients send. After averaging, the server tunes the rows Ω by gradient descent on
-all uploaded ones (ω_m^c, c): cross entropy of −(‖ω_m^c − Ω_k‖ + m 1[k = c]), m = max_c min_{k≠c} ‖Ω̄_c − Ω̄_k‖.
+over rounds of the classes that clients count, y and argmax q_i, in their last epoch. After averaging, the server tunes
+the rows Ω by gradient descent on all uploaded ones (ω_m^c, c): cross entropy of −(‖ω_m^c − Ω_k‖ + m 1[k = c]),
+m = max_c min_{k≠c} ‖Ω̄_c − Ω̄_k‖.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,31 +72,34 @@ class ProxyFL(Method):
         client.state["prior"].copy_(received["prior"])
 
     def before_steps(self, client: Client, batches: Batch) -> State:
-        """The global model's probabilities; and the classes of the last local epoch, labels and sure ones of q."""
+        """The global model's probabilities; and which steps are of the last local epoch."""
         views = {"labelled": batches.labelled, "unlabelled": batches.weak}
         found = {name: client.frozen("global", images).softmax(-1) for name, images in views.items()}
-        last = max(1, len(batches.labels) // self.options.local_epochs)
-        labels, (confidence, pseudo) = batches.labels[-last:].flatten(), found["unlabelled"][-last:].max(-1)
-        sure = (confidence >= self.options.threshold).to(client.theta.dtype)
-        counts = client.state["counts"].zero_()
-        counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
-        counts.index_add_(0, pseudo.flatten(), sure.flatten())
-        return found
+        last = client.theta.new_zeros(len(batches.labels))
+        last[-max(1, len(last) // self.options.local_epochs) :] = 1
+        return found | {"last": last}
 
     def step(self, client: Client, batch: Batch) -> State:
         (on_x, of_x), (on_weak, of_weak), (on_strong, of_strong) = client.features(
             batch.labelled, batch.weak, batch.strong
         )
-        q = batch.made["unlabelled"]
+        q_x, q = batch.made["labelled"], batch.made["unlabelled"]
         counted = either_is_sure(on_weak.detach().softmax(1), q, self.options.threshold)
+        self.count_classes(client, batch, counted)
         losses = cross_entropy(on_strong, q.argmax(1))
         z = F.normalize(client.head("feature", torch.cat([of_weak, of_strong, of_x])))
         proxies = F.normalize(client.head("proxy", client.classifier))
-        of_each = torch.cat([q, q, batch.made["labelled"]])
-        apart = contrast(z, proxies, of_each, client.state["prior"], self.options.threshold, 2 * len(q))
+        each = torch.cat([counted, counted, (q_x.amax(1) >= self.options.threshold).to(counted)])
+        apart = contrast(z, proxies, torch.cat([q, q, q_x]), each, client.state["prior"], 2 * len(q))
         supervised = mean(cross_entropy(on_x, batch.labels))
         client.descend(supervised + mean(counted * losses) + mean(apart))
         return record(supervised, losses, counted, q.argmax(1)) | {"loss_proxy": mean(apart).detach()}
+
+    def count_classes(self, client: Client, batch: Batch, counted: Tensor) -> None:
+        """Labels, and the global model's classes of images that count, in a step of the last epoch."""
+        counts, last = client.state["counts"], batch.made["last"]
+        counts.index_add_(0, batch.labels, last.expand(len(batch.labels)))
+        counts.index_add_(0, batch.made["unlabelled"].argmax(1), last * counted)
 
     def upload(self, client: Client) -> State:
         return super().upload(client) | {"counts": client.state["counts"]}
@@ -143,11 +148,10 @@ class ProxyFL(Method):
         return self._network.rows(self._network.parameters.views(theta))
 
 
-def contrast(z: Tensor, proxies: Tensor, q: Tensor, prior: Tensor, threshold: float, own: int) -> Tensor:
+def contrast(z: Tensor, proxies: Tensor, q: Tensor, counted: Tensor, prior: Tensor, own: int) -> Tensor:
     """L_c of the first `own` images; all may be pushed away."""
-    confidence, label = q.max(1)
-    sure = (confidence >= threshold).unsqueeze(1)
-    best = F.one_hot(label, q.shape[1]).to(q.dtype)
+    sure = counted.bool().unsqueeze(1)
+    best = F.one_hot(q.argmax(1), q.shape[1]).to(q.dtype)
     classes = torch.where(sure, best, (q > prior).to(q.dtype))
     positive = (z[:own] * (torch.where(sure, best, q * classes)[:own] @ proxies)).sum(1, keepdim=True)
     similarity = z[:own] @ z.T
