@@ -70,7 +70,7 @@ def test_every_way_to_run_a_network(name, norm, compiled):
 def test_compiled_adam_equals_torchs():
     ours = torch.linspace(-1, 1, 5000, device="cuda")
     theirs = torch.nn.Parameter(ours.clone())
-    adam = optimizers.make(OptimizerOptions(), ours, compiled=True)
+    adam = optimizers.make(OptimizerOptions(), ours, torch.compile)
     reference = torch.optim.Adam([theirs], lr=5e-4)
     generator = torch.Generator(device="cuda").manual_seed(3)
     for _ in range(50):

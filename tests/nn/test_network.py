@@ -9,7 +9,9 @@ from torch import nn
 
 import tiny
 from feddure import nn as networks
+from feddure.config import OptimizerOptions
 from feddure.errors import FeddureWarning
+from feddure.nn import optimizers
 from feddure.nn.network import Network
 
 CPU = torch.device("cpu")
@@ -227,3 +229,86 @@ def test_features_compile(monkeypatch):
     found, expected = (each.features(each.weights(state[0]), state[1].clone(), images) for each in (one, other))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Centred(nn.Module):
+    """Takes a buffer of its own away, and counts on in another while it trains."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("centre", torch.randn(3, 1, 1, generator=generator))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.passes += 1
+        return x - self.centre
+
+
+def centred(seed=0):
+    return nn.Sequential(
+        Centred(seed), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 4)
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_buffers_of_a_users_own_layers(precision):
+    torch.manual_seed(0)
+    network = Network(centred(), CPU, precision)
+    module = centred(seed=1)  # of another experiment that shares the network
+    theta, statistics = network.take(module)
+    images = torch.randn(4, 3, 12, 12).to(network.compute)
+    expected = module.train()(images.float())
+    tolerance = {"rtol": 0, "atol": 0.1} if precision == "bf16" else {"rtol": 0, "atol": 1e-5}
+    weights = network.weights(theta)
+    for _ in range(2):
+        torch.testing.assert_close(network.forward(weights, statistics, images).float(), expected, **tolerance)
+    assert network.statistics.views(statistics)["0.passes"] == 2
+    network.probe_with(statistics)
+    torch.testing.assert_close(network.probe(weights, images).float(), expected, **tolerance)
+    assert network.evaluate(theta, statistics, images).isfinite().all()
+
+
+def test_frozen_batch_norm_and_heads_keep_full_precision():
+    module = networks.make("cnn", 3, 4, "batch", seed=0)
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.requires_grad_(False)
+    heads = {"space": nn.Linear(module[-1].in_features, 5).requires_grad_(False)}
+    network = Network(module, CPU, "bf16", False, str(len(module) - 1), heads)
+    theta, statistics = network.take(module, heads)
+    weights = network.weights(theta)
+    _, features = network.features(weights, statistics, torch.randn(4, 3, 12, 12).bfloat16())
+    assert network.head("space", weights, features).dtype == torch.float32
+    assert {weights.named["0.1.weight"].dtype, weights.named["0.0.weight"].dtype} == {torch.float32, torch.bfloat16}
+
+
+def test_an_error_while_statistics_are_measured_leaves_batch_norm_as_it_was():
+    module = networks.make("cnn", 1, 4, "batch", 0)
+    network = Network(module, CPU, "fp64")
+    theta, statistics = network.take(module)
+    images = torch.randn(4, 1, 12, 12, dtype=torch.float64)
+    momenta = [layer.momentum for layer in network._training.modules() if isinstance(layer, nn.BatchNorm2d)]
+    with pytest.raises(RuntimeError):
+        network.measure_statistics(theta, statistics, [images, images, images[:, :, :1, :1]])
+    assert momenta == [layer.momentum for layer in network._training.modules() if isinstance(layer, nn.BatchNorm2d)]
+
+
+def test_what_does_not_compile_is_not_compiled_later(monkeypatch):
+    def broken(function, **options):
+        def call(*arguments):
+            raise RuntimeError("no compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    network = Network(networks.make("cnn", 1, 4, "batch", 0), CPU, "fp64", compiled=True)
+    parameters = torch.zeros(4, dtype=torch.float64)
+    adam = optimizers.make(OptimizerOptions(), parameters, network.fuse)
+    gradient = [(slice(0, 4), torch.ones(4, dtype=torch.float64))]
+    with pytest.raises(RuntimeError, match="no compiler"):
+        adam.step(parameters, gradient)
+    network.stop_compiling()
+    adam.step(parameters, gradient)
+    assert (parameters < 0).all()

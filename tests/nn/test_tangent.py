@@ -169,3 +169,9 @@ def test_a_layer_without_forward_mode_falls_back_to_double_backward():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), Cubed(), nn.Flatten(), nn.Linear(400, 4))
     with pytest.warns(FeddureWarning, match="double backpropagation"):
         assert_tangent_is_exact(module, pixels(), explicit=False)
+
+
+def test_layers_with_hooks_are_left_to_pytorch():
+    module = networks.make("cnn", 3, 4, "batch", seed=0)
+    module[0].register_forward_hook(lambda layer, given, output: 2 * output)
+    assert_tangent_is_exact(module, pixels(), explicit=False)

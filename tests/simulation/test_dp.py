@@ -8,6 +8,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from scipy.stats import kstest, norm
 
+import feddure
 import tiny
 from feddure import experiments, rng
 from feddure.errors import ConfigError
@@ -117,3 +118,24 @@ def test_what_cannot_be_private_is_refused(images, changes, expected):
     wanted = {**tiny.EXPERIMENT, **PRIVATE, **changes}
     with pytest.raises(ConfigError, match=expected):
         tiny.federation(experiments.load(changes=wanted), images)
+
+
+class FrozenStart(torch.nn.Sequential):
+    """A network whose first layer is not trained."""
+
+    def __init__(self, channels, classes):
+        layers = torch.nn.Conv2d(channels, 4, 3).requires_grad_(False), torch.nn.Flatten(), torch.nn.LazyLinear(classes)
+        super().__init__(*layers)
+        self(torch.zeros(1, channels, 12, 12))
+
+
+def test_what_is_frozen_gets_no_noise(images):
+    feddure.register_network("frozen-start", FrozenStart)
+    experiment = tiny.experiment(PRIVATE | {"model": "frozen-start", "rounds": 2})
+    federation = tiny.federation(experiment, images)
+    before = {name: tensor.clone() for name, tensor in federation.server.model_state().items()}
+    for _ in range(2):
+        federation.train_round()
+    after = federation.server.model_state()
+    assert torch.equal(before["0.weight"], after["0.weight"])
+    assert not torch.equal(before["2.weight"], after["2.weight"])

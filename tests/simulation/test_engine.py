@@ -5,6 +5,7 @@ import torch
 
 import tiny
 from feddure.config import EngineOptions
+from feddure.environment import computes_bf16
 from feddure.errors import ConfigError
 from feddure.simulation import engine
 from feddure.simulation.engine import Engine
@@ -12,7 +13,7 @@ from feddure.simulation.engine import Engine
 SGD = {"optimizer.name": "sgd", "optimizer.learning_rate": 0.05, "rounds": 1}
 
 
-@pytest.mark.skipif(not engine.computes_bf16(), reason="needs a CPU with AVX-512 BF16")
+@pytest.mark.skipif(not computes_bf16(), reason="needs a CPU with AVX-512 BF16")
 @pytest.mark.parametrize("method", ["fedavg", "fedtutor", "fedavg-fixmatch", "feddure", "sage", "proxyfl"])
 def test_bf16_on_a_cpu_moves_as_double_precision_does(images, method):
     changes = SGD | {"method": method}

@@ -44,7 +44,7 @@ def played(federation):
 
 def test_an_update_that_is_not_finite_is_left_out(images):
     federation = tiny.federation(broken(1, 2, rounds=1), images)
-    with pytest.warns(FeddureWarning, match=r"round 1: the updates of clients \[1, 2\] are not finite"):
+    with pytest.warns(FeddureWarning, match="round 1: left out were client 1: the update is not finite; client 2"):
         (record,) = played(federation)
     assert record["left_out"] == [1, 2]
     assert sorted(record["clients"]) == [0, 1, 2, 3]
@@ -113,6 +113,37 @@ def test_clients_without_labelled_or_without_unlabelled_images(method, norm):
         assert record["left_out"] == []
         json.dumps(record, allow_nan=False)
     assert torch.isfinite(federation.server.state["theta"]).all()
+
+
+def test_a_step_may_record_only_what_it_has():
+    class Sparing(METHODS["fedavg-fixmatch"]):
+        def step(self, client, batch):
+            found = super().step(client, batch)
+            return found if len(batch.weak) else {"loss": found["loss"]}
+
+    feddure.register_method("sparing", Sparing)
+    for record in played(tiny.federation(tiny.experiment({"method": "sparing", **SITES}), site_dataset())):
+        assert record["train"].keys() == {"loss", "loss_unlabelled"}
+
+
+def test_a_method_that_changes_what_it_aggregates_in_place_changes_no_state_that_is_not_taken(images):
+    class InPlace(FedAvg):
+        def aggregate(self, server, *arguments):
+            server["theta"] = super().aggregate(server, *arguments)["theta"] * float("inf")
+            return server
+
+    feddure.register_method("in-place", InPlace)
+    federation = tiny.federation(tiny.experiment({"method": "in-place", "rounds": 1}), images)
+    with pytest.warns(FeddureWarning, match="makes the model not finite"):
+        played(federation)
+    assert torch.isfinite(federation.server.state["theta"]).all()
+
+
+def test_probes_without_test_images():
+    bare = tiny.dataset(tests=0)
+    experiment = tiny.experiment({"method": "fedtutor", "validation": 0.3, "probe_every": 1, "rounds": 1})
+    (record,) = played(tiny.federation(experiment, bare))
+    assert 0 <= record["probe"]["own_accuracy"] <= 1
 
 
 def test_labels_alone_are_learned_only_where_there_are_some():

@@ -38,9 +38,9 @@ def test_krum_takes_the_update_that_is_closest_to_its_neighbours():
     flat = stacked(uploads)
     distances = ((flat[:, None] - flat[None]) ** 2).sum(2)
     expected = [np.sort(np.delete(distances[i], i))[: number - hostile - 2].sum() for i in range(number)]
-    np.testing.assert_allclose(robust.krum_scores(uploads, hostile), expected)
-    one = robust.select(ServerOptions(robust="krum", robust_share=2 / 7), uploads)
-    several = robust.select(ServerOptions(robust="multi-krum", robust_share=2 / 7), uploads)
+    np.testing.assert_allclose(robust.krum_scores(torch.from_numpy(flat), hostile), expected)
+    one = robust.select(ServerOptions(robust="krum", robust_share=2 / 7), uploads, uploads)
+    several = robust.select(ServerOptions(robust="multi-krum", robust_share=2 / 7), uploads, uploads)
     assert one == [int(np.argmin(expected))]
     assert several == sorted(np.argsort(expected)[: number - hostile].tolist())
 
@@ -60,7 +60,24 @@ def test_a_minority_moves_no_coordinate_out_of_the_honest_range(hostile, value, 
 def test_krum_is_not_blinded_by_updates_that_overflow():
     uploads = [{"theta": upload["theta"].float()} for upload in draws(5)]
     uploads[1] = {"theta": torch.full((7,), 3e38)}
-    assert 1 not in robust.select(ServerOptions(robust="multi-krum"), uploads)
+    assert 1 not in robust.select(ServerOptions(robust="multi-krum"), uploads, uploads)
+
+
+def test_krum_goes_by_what_clients_received_and_not_by_numbers_of_their_images():
+    honest = draws(5)
+    uploads = [upload | {"counts": torch.full((3,), 100.0 * place)} for place, upload in enumerate(honest)]
+    uploads[2]["theta"] = -10 * uploads[2]["theta"]  # with counts in the middle of the others'
+    assert robust.select(ServerOptions(robust="krum"), honest, uploads) != [2]
+    assert robust.select(ServerOptions(robust="krum"), [{}] * 5, [{}] * 5) == [0, 1, 2, 3, 4]  # nothing is sent
+
+
+def test_who_moves_nothing_does_not_bound_who_does():
+    """Clients without labels leave FedMatch's σ as they received it."""
+    received = [{"sigma": torch.ones(4, dtype=torch.float64)}] * 5
+    uploads = [{"sigma": 1 + length * torch.eye(4, dtype=torch.float64)[0]} for length in (0.0, 0.0, 0.0, 1.0, 50.0)]
+    bounded, excess = robust.bound_norms(received, uploads, 3.0)
+    assert excess == {4: pytest.approx(50.0)}
+    assert [float((upload["sigma"] - 1).norm()) for upload in bounded] == pytest.approx([0, 0, 0, 1, 3])
 
 
 def test_long_updates_are_shortened_to_the_bound():

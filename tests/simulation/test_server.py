@@ -168,7 +168,8 @@ def test_a_variance_below_zero_is_left_out_however_short_the_update(images):
 def test_of_two_updates_neither_site_is_called_hostile_alone(images):
     server = tiny.federation(tiny.experiment({"server.norm_bound": 3.0, "clients_per_round": 2}), images).server
     answers = [Answer(a.client, 1, server.broadcast(a), dict(server.broadcast(a))) for a in server.assignments()]
-    answers[1].upload["theta"] = answers[1].upload["theta"] + 0.1  # honest; the other sends back what it received
+    answers[0].upload["theta"] = answers[0].upload["theta"] + 1e-6  # nearly what it received
+    answers[1].upload["theta"] = answers[1].upload["theta"] + 0.1  # honest
     record, _ = server.finish_round(answers)
     assert record["suspicious"].keys() == {str(answer.client) for answer in answers}
     assert len(set(record["suspicious"].values())) == 1

@@ -34,33 +34,43 @@ class FReg(FedDure):
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         start_f_reg(client, received)
 
-    def step(self, client: Client, batch: Batch) -> State:
-        labelled, weak, strong = self.views(client, batch)
-        pseudo = weak.argmax(1)  # (1)
-        self.learn(client, batch, pseudo)
-        m = regulator.weigh(self.judge(client), self.reads(strong.detach()))  # (6)
-        losses = self.losses(strong, weak, pseudo)
-        supervised = mean(cross_entropy(labelled, batch.labels))
-        client.descend(supervised + mean(m * losses))
-        return record(supervised, losses, m, pseudo)
-
-    def learn(self, client: Client, batch: Batch, pseudo: Tensor) -> None:
+    def regulate(self, client: Client, batch: Batch, pseudo: Tensor) -> None:
         """Equations 4 and 5 with θ in the place of φ."""
         if len(batch.labelled) and len(batch.strong):
             before = client.network.weights(client.theta)
             z = client.network.probe(before, batch.strong)
             self.update_f_reg(client, client.theta, before, z, batch, pseudo)
 
-    def judge(self, client: Client) -> Tensor:
-        """The F-reg whose weights count."""
-        return client.state["w"]
+
+class _WithMean(FedDure):
+    """A regulator as the mean over all that clients trained in earlier rounds; the server keeps it."""
+
+    averaged: str
+
+    def fresh(self, theta: Tensor, classes: int, seed: int) -> Tensor:
+        """The mean of none."""
+        raise NotImplementedError
+
+    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
+        mean = {self.averaged: self.fresh(theta, classes, seed), f"{self.averaged}_count": theta.new_zeros(())}
+        return {**super().start(theta, statistics, classes, seed), **mean}
+
+    def broadcast(self, server: State, client: int, round_number: int) -> State:
+        return {**super().broadcast(server, client, round_number), self.averaged: server[self.averaged]}
+
+    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:
+        name, before = self.averaged, server[f"{self.averaged}_count"]
+        count = before + len(uploads)
+        total = server[name] * before + torch.stack([upload[name] for upload in uploads]).sum(0)
+        return {**super().aggregate(server, uploads, *arguments), name: total / count, f"{name}_count": count}
 
 
-class AvgFReg(FReg):
+class AvgFReg(_WithMean, FReg):
     """F-reg as the mean of earlier rounds; the client trains a copy for upload only."""
 
     name = "avg-f-reg"
     title = "Avg F-reg"
+    averaged = "w"
     passes = 2.6
     owns_f_reg = False
 
@@ -78,15 +88,8 @@ class AvgFReg(FReg):
     def upload(self, client: Client) -> State:
         return {**super().upload(client), "w": client.state["w"]}
 
-    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
-        fresh = torch.from_numpy(regulator.initial(classes, "f-reg", seed, 0, 0)).to(theta)
-        return {**super().start(theta, statistics, classes, seed), **start_mean("w", fresh)}
-
-    def broadcast(self, server: State, client: int, round_number: int) -> State:
-        return {**super().broadcast(server, client, round_number), "w": server["w"]}
-
-    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:
-        return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("w", server, uploads)}
+    def fresh(self, theta: Tensor, classes: int, seed: int) -> Tensor:
+        return torch.from_numpy(regulator.initial(classes, "f-reg", seed, 0, 0)).to(theta)
 
 
 class CReg(FedDure):
@@ -102,7 +105,6 @@ class CReg(FedDure):
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["phi"].copy_(received["theta"])
-        client.optimizers["phi"].reset()
 
     def step(self, client: Client, batch: Batch) -> State:
         labelled, weak, strong = self.views(client, batch)
@@ -125,11 +127,12 @@ class CReg(FedDure):
         return self.reward(loss_before, labelled_loss(client, network.weights(phi), batch))  # (3)
 
 
-class AvgCReg(CReg):
+class AvgCReg(_WithMean, CReg):
     """Every step's C-reg starts at the mean of earlier rounds, with a fresh optimiser; a copy trains on for upload."""
 
     name = "avg-c-reg"
     title = "Avg C-reg"
+    averaged = "phi"
     passes = 3.5
 
     def allocate(self, client: Client) -> None:
@@ -141,7 +144,6 @@ class AvgCReg(CReg):
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["phi_mean"].copy_(received["phi"])
         client.state["phi_copy"].copy_(received["phi"])
-        client.optimizers["phi_copy"].reset()
 
     def regulate_by(self, mask: Tensor, client: Client, batch: Batch, pseudo: Tensor) -> Tensor:
         network, copy = client.network, client.state["phi_copy"]
@@ -155,26 +157,8 @@ class AvgCReg(CReg):
     def upload(self, client: Client) -> State:
         return {**super().upload(client), "phi": client.state["phi_copy"]}
 
-    def start(self, theta: Tensor, statistics: Tensor, classes: int, seed: int) -> State:
-        return {**super().start(theta, statistics, classes, seed), **start_mean("phi", theta.clone())}
-
-    def broadcast(self, server: State, client: int, round_number: int) -> State:
-        return {**super().broadcast(server, client, round_number), "phi": server["phi"]}
-
-    def aggregate(self, server: State, uploads: Sequence[State], *arguments) -> State:
-        return {**super().aggregate(server, uploads, *arguments), **go_on_with_mean("phi", server, uploads)}
-
-
-def start_mean(name: str, fresh: Tensor) -> State:
-    """A mean over all uploads so far, of which there are none."""
-    return {name: fresh, f"{name}_count": torch.zeros((), dtype=fresh.dtype, device=fresh.device)}
-
-
-def go_on_with_mean(name: str, server: State, uploads: Sequence[State]) -> State:
-    """The mean over all uploads of this and earlier rounds."""
-    count = server[f"{name}_count"]
-    total = server[name] * count + torch.stack([upload[name] for upload in uploads]).sum(0)
-    return {name: total / (count + len(uploads)), f"{name}_count": count + len(uploads)}
+    def fresh(self, theta: Tensor, classes: int, seed: int) -> Tensor:
+        return theta.clone()
 
 
 class BaselineMAML(FedAvgFixMatch):

@@ -80,17 +80,18 @@ class Client:
 
     def new_optimizer(self, like: Tensor, options: OptimizerOptions | None = None) -> Optimizer:
         """A fresh optimiser for a flat vector like this one, with the experiment's constants or others."""
-        return optimizers.make(options or self.experiment.optimizer, like, self.network.compiled)
+        return optimizers.make(options or self.experiment.optimizer, like, self.network.fuse)
 
     def receive(self, received: Mapping[str, Tensor], key: tuple[int, ...]) -> None:
-        """Start a round from the server's model with a fresh optimiser.
+        """Start a round from the server's model with fresh optimisers.
 
         A method that sends its model in parts puts it together in `start_round` and calls `start_from` there.
         """
         self.key, self.received = key, received
         self.statistics.copy_(received["statistics"])
-        self.optimizer.reset()
+        self.network.probe_with(self.statistics)
         for optimizer in (self.optimizer, *self.optimizers.values()):
+            optimizer.reset()
             optimizer.set_rate(optimizers.scheduled_rate(optimizer.options, key[1], self.experiment.rounds))
         if "theta" in received:
             self.start_from(received["theta"])

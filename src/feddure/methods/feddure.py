@@ -81,18 +81,22 @@ class FedDure(WithTeacher):
 
     def start_round(self, client: Client, received: Mapping[str, Tensor]) -> None:
         client.state["phi"].copy_(received["theta"])
-        client.optimizers["phi"].reset()
         start_f_reg(client, received)
 
     def step(self, client: Client, batch: Batch) -> State:
         labelled, weak, strong = self.views(client, batch)
         pseudo = weak.argmax(1)  # (1)
         d = self.regulate(client, batch, pseudo)
-        m = regulator.weigh(client.state["w"], self.reads(strong.detach()))  # (6)
+        m = regulator.weigh(self.judge(client), self.reads(strong.detach()))  # (6)
         losses = self.losses(strong, weak, pseudo)
         supervised = mean(cross_entropy(labelled, batch.labels))
-        client.descend(supervised + mean(m * losses) + d * mean(losses))  # (7-10)
+        loss = supervised + mean(m * losses)
+        client.descend(loss if d is None else loss + d * mean(losses))  # (7-10)
         return record(supervised, losses, m, pseudo, d)
+
+    def judge(self, client: Client) -> Tensor:
+        """The F-reg whose weights count."""
+        return client.state["w"]
 
     def losses(self, strong: Tensor, weak: Tensor, pseudo: Tensor) -> Tensor:
         """CE_i: with hard pseudo labels as published, with a teacher's soft ones."""
@@ -100,8 +104,8 @@ class FedDure(WithTeacher):
             return cross_entropy(strong, pseudo)
         return soft_cross_entropy(strong, weak.softmax(1))
 
-    def regulate(self, client: Client, batch: Batch, pseudo: Tensor) -> Tensor:
-        """Update F-reg, then C-reg; returns the reward d."""
+    def regulate(self, client: Client, batch: Batch, pseudo: Tensor) -> Tensor | None:
+        """Update F-reg, then C-reg; returns the reward d, where there is one."""
         network, phi, w = client.network, client.state["phi"], client.state["w"]
         if not len(batch.strong):
             return phi.new_zeros(())
@@ -153,12 +157,11 @@ def allocate_f_reg(client: Client) -> None:
 
 
 def start_f_reg(client: Client, received: Mapping[str, Tensor]) -> None:
-    """F-reg as received or remembered, else fresh, with a fresh optimiser."""
+    """F-reg as received or remembered, else fresh."""
     fresh = received.get("w")
     if fresh is None:
         fresh = torch.from_numpy(regulator.initial(client.classes, "f-reg", *client.key))
     client.state["w"].copy_(fresh)
-    client.optimizers["w"].reset()
 
 
 def labelled_loss(client: Client, weights: Weights, batch: Batch) -> Tensor:

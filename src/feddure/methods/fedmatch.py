@@ -108,8 +108,6 @@ class FedMatch(Method):
         client.state["present"].fill_("helper.0" in received)
         for slot, psi in enumerate(client.state["helpers"]):
             psi.copy_(received.get(f"helper.{slot}", torch.zeros_like(psi)))
-        for optimizer in client.optimizers.values():
-            optimizer.reset()
 
     def step(self, client: Client, batch: Batch) -> State:
         supervised = client.theta.new_zeros(())

@@ -72,10 +72,13 @@ class Network:
             raise ConfigError("the network has no parameter that can be trained")
         frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
         # Batch norm mixes precisions: activations in the network's arithmetic, scale and shift in full.
-        precise = _parameters_of(nn.modules.batchnorm._BatchNorm, module) | {n for n in named if n.startswith(HEAD)}
+        precise = _names_of(nn.modules.batchnorm._BatchNorm, module) | {n for n in named if n.startswith(HEAD)}
+        self._precise = precise
         self.parameters = Layout(named, precise, frozen)
         self.statistics = Layout({n: b for n, b in module.named_buffers() if b.is_floating_point()})
-        self._normalisation = _parameters_of(NORMS, module)
+        of_norms = _names_of(nn.modules.batchnorm._NormBase, module, nn.Module.named_buffers)
+        self._own = {entry.name for entry in self.statistics.entries} - of_norms  # buffers of a user's layers
+        self._normalisation = _names_of(NORMS, module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
         self._training = skeleton.train()
@@ -84,6 +87,9 @@ class Network:
         self.classifier = classifier
         self._heads = {name: copy.deepcopy(head).to(device) for name, head in (heads or {}).items()}
         self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
+        for name in self._own:
+            path, _, last = name.rpartition(".")
+            setattr(self._probing.get_submodule(path), last, self._probing.get_buffer(name).to(self.compute))
         self._explicit = tangent.supports(self._probing)
         self._forward_mode = True  # until a layer turns out to have none
         self._forward: Callable[..., Tensor]
@@ -149,10 +155,9 @@ class Network:
 
     def moved(self, flat: Tensor, gradient: Pieces, rate: Tensor) -> Weights:
         """The weights after one plain step of gradient descent: flat − rate · gradient."""
-        parts = {"cast": flat[:0], "precise": flat[:0]}
-        for (part, values), name in zip(gradient, self._group_names(), strict=True):
-            parts[name] = self.fuse(_descend)(flat[part], values, rate)
-        return Weights(self.parameters, parts["cast"], parts["precise"], self._frozen(flat))
+        found = {(at.start, at.stop): self.fuse(_descend)(flat[at], values, rate) for at, values in gradient}
+        cast, precise = (found.get((at.start, at.stop), flat[:0]) for at in self.parameters.groups)
+        return Weights(self.parameters, cast, precise, self._frozen(flat))
 
     def leaf_gradients(self, loss: Tensor, weights: Weights, retain: bool = False) -> list[Tensor]:
         """Gradient of `loss` with respect to each leaf of `weights`."""
@@ -191,6 +196,11 @@ class Network:
         own = {key.removeprefix(prefix): value for key, value in weights.heads.items() if key.startswith(prefix)}
         return functional_call(self._heads[name], own, inputs)
 
+    def probe_with(self, statistics: Tensor) -> None:
+        """Let `probe` and `tangent` have this model's buffers, where a layer that is no normalisation has some."""
+        for name in self._own:
+            self._probing.get_buffer(name).copy_(self.statistics.views(statistics)[name])
+
     def probe(self, weights: Weights, images: Tensor) -> Tensor:
         """Logits with the statistics of these images alone."""
         return self._probe(weights.named, images)
@@ -226,7 +236,7 @@ class Network:
             missing = PIECE - len(piece) if self.compiled else 0
             padded = torch.cat([piece, piece.new_zeros(missing, *piece.shape[1:])]) if missing else piece
             found.append(logits(padded.contiguous(memory_format=torch.channels_last))[: len(piece)])
-        return torch.cat(found) if found else self.evaluate(flat, statistics, images)
+        return torch.cat(found)
 
     def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
         """Running statistics as the plain mean over these batches' own."""
@@ -234,13 +244,15 @@ class Network:
         statistics = statistics.clone()
         norms = _norms(self._training)
         momenta = [norm.momentum for norm in norms]
-        with torch.no_grad():
-            for number, images in enumerate(batches, start=1):
-                for norm in norms:
-                    norm.momentum = 1 / number
-                self._run_training(weights.named, self.statistics.views(statistics), images)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        try:
+            with torch.no_grad():
+                for number, images in enumerate(batches, start=1):
+                    for norm in norms:
+                        norm.momentum = 1 / number
+                    self._run_training(weights.named, self.statistics.views(statistics), images)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
         return statistics
 
     def state_dict(self, flat: Tensor, statistics: Tensor) -> Named:
@@ -254,11 +266,16 @@ class Network:
 
     # --- details -------------------------------------------------------------------------------------
     def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
-        return functional_call(self._training, {**named, **statistics}, (images,)).to(self.master)
+        buffers = self._buffers(statistics)
+        logits = functional_call(self._training, {**named, **buffers}, (images,)).to(self.master)
+        self._keep(statistics, buffers)
+        return logits
 
     def _run_featuring(self, named: Named, statistics: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         assert self._featuring is not None
-        logits, features = functional_call(self._featuring, {**named, **statistics}, (images,))
+        buffers = self._buffers(statistics)
+        logits, features = functional_call(self._featuring, {**named, **buffers}, (images,))
+        self._keep(statistics, buffers)
         return logits.to(self.master), features.to(self.master)
 
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
@@ -294,17 +311,24 @@ class Network:
     def _whole(self, flat: Tensor, statistics: Tensor) -> Named:
         """Weights without gradients, and statistics."""
         weights = {name: tensor.detach() for name, tensor in self.weights(flat).named.items()}
-        return {**weights, **self.statistics.views(statistics)}
+        return {**weights, **self._buffers(self.statistics.views(statistics))}
+
+    def _buffers(self, statistics: Named) -> Named:
+        """What the module is given: buffers of a user's layers in the network's arithmetic."""
+        return {n: buffer.to(self.compute) if n in self._own else buffer for n, buffer in statistics.items()}
+
+    def _keep(self, statistics: Named, buffers: Named) -> None:
+        """What a pass in training changed of those."""
+        for name in self._own if self.compute != self.master else ():
+            statistics[name].copy_(buffers[name])
 
     def _frozen(self, flat: Tensor) -> Named:
         start = self.parameters.trained
-        cast = flat[start:].to(self.compute)
-        return {entry.name: entry.view(cast, start) for entry in self.parameters.frozen_entries}
-
-    def _group_names(self) -> list[str]:
-        """The groups of trained tensors that are not empty."""
-        cast, precise = self.parameters.groups
-        return ["cast"] * (cast.stop > 0) + ["precise"] * (precise.stop > precise.start)
+        precise, cast = flat[start:], flat[start:].to(self.compute)
+        return {
+            entry.name: entry.view(precise if entry.name in self._precise else cast, start)
+            for entry in self.parameters.frozen_entries
+        }
 
 
 def expect_classifier(path: str) -> str:
@@ -355,13 +379,13 @@ def _norms(module: nn.Module) -> list[Any]:
     return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
 
 
-def _parameters_of(layers: type[nn.Module] | tuple[type[nn.Module], ...], module: nn.Module) -> set[str]:
-    """Names of the parameters of all layers of these types."""
+def _names_of(layers: Any, module: nn.Module, named: Callable = nn.Module.named_parameters) -> set[str]:
+    """Names of the parameters, or buffers, of all layers of these types."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules()
         if isinstance(layer, layers)
-        for name, _ in layer.named_parameters()
+        for name, _ in named(layer)
     }
 
 

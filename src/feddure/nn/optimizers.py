@@ -5,7 +5,6 @@ Step counts and rates are tensors, so that a captured graph counts on and follow
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,16 +12,18 @@ from torch import Tensor
 from feddure.config import OptimizerOptions
 from feddure.nn.flat import Pieces
 
+Fuse = Callable[[Callable[..., None]], Callable[..., None]]
+
 
 class Optimizer:
     """What all share: a rate on the device, the clipping of gradients, and one step for all pieces of a gradient."""
 
-    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
+    def __init__(self, like: Tensor, options: OptimizerOptions, fuse: Fuse = lambda function: function):
         self.options = options
         self.rate = torch.zeros((), dtype=like.dtype, device=like.device)
         self.set_rate(options.learning_rate)
         self.count = torch.zeros_like(self.rate)
-        self._compiled = compiled
+        self._fuse = fuse
 
     def set_rate(self, rate: float) -> None:
         """Go on with this rate, or with the largest that the parameters' arithmetic has."""
@@ -51,15 +52,12 @@ class Optimizer:
         factor = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
         return [(place, values.to(self.rate.dtype) * factor) for place, values in gradient]
 
-    def _program(self, function: Callable[..., None]) -> Callable[..., None]:
-        return _compile(function) if self._compiled else function
-
 
 class Adam(Optimizer):
     """Kingma & Ba, 2015; weight decay as an L2 penalty."""
 
-    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
-        super().__init__(like, options, compiled)
+    def __init__(self, like: Tensor, options: OptimizerOptions, fuse: Fuse = lambda function: function):
+        super().__init__(like, options, fuse)
         self.mean = torch.zeros_like(like)
         self.square = torch.zeros_like(like)
 
@@ -72,14 +70,14 @@ class Adam(Optimizer):
         o = self.options
         moments = self.mean[place], self.square[place]
         constants = (o.beta1, o.beta2, o.epsilon, o.weight_decay)
-        self._program(_adam)(parameters[place], gradient, *moments, self.count, self.rate, *constants)
+        self._fuse(_adam)(parameters[place], gradient, *moments, self.count, self.rate, *constants)
 
 
 class SGD(Optimizer):
     """Gradient descent with (Nesterov) momentum and weight decay, as PyTorch writes it."""
 
-    def __init__(self, like: Tensor, options: OptimizerOptions, compiled: bool = False):
-        super().__init__(like, options, compiled)
+    def __init__(self, like: Tensor, options: OptimizerOptions, fuse: Fuse = lambda function: function):
+        super().__init__(like, options, fuse)
         self.velocity = torch.zeros_like(like) if options.momentum else like.new_zeros(0)
 
     def reset(self) -> None:
@@ -89,12 +87,12 @@ class SGD(Optimizer):
     def _update(self, parameters: Tensor, place: slice, gradient: Tensor) -> None:
         o = self.options
         velocity = self.velocity[place] if o.momentum else self.velocity
-        self._program(_sgd)(parameters[place], gradient, velocity, self.rate, o.momentum, o.nesterov, o.weight_decay)
+        self._fuse(_sgd)(parameters[place], gradient, velocity, self.rate, o.momentum, o.nesterov, o.weight_decay)
 
 
-def make(options: OptimizerOptions, like: Tensor, compiled: bool = False) -> Optimizer:
-    """A fresh optimiser for a flat vector like this one."""
-    return (Adam if options.name == "adam" else SGD)(like, options, compiled)
+def make(options: OptimizerOptions, like: Tensor, fuse: Fuse = lambda function: function) -> Optimizer:
+    """A fresh optimiser for a flat vector like this one; `fuse` compiles its arithmetic."""
+    return (Adam if options.name == "adam" else SGD)(like, options, fuse)
 
 
 def scheduled_rate(options: OptimizerOptions, round_number: int, rounds: int) -> float:
@@ -146,8 +144,3 @@ def _sgd(
         velocity.copy_(momentum * velocity + gradient)  # PyTorch's first step takes the gradient itself: the same
         gradient = gradient + momentum * velocity if nesterov else velocity
     parameters.sub_(rate * gradient)
-
-
-@cache
-def _compile(function: Callable[..., None]) -> Callable[..., None]:
-    return torch.compile(function, dynamic=False)

@@ -39,6 +39,8 @@ def supports(module: nn.Module) -> bool:
     every = list(module.named_parameters(remove_duplicate=False))
     if len(every) != len(list(module.parameters())):
         return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
     if _is_chain(module):
         return all(supports(child) for child in module.children())
     return type(module) in _RULES and not (isinstance(module, nn.Conv2d) and module.padding_mode != "zeros")

@@ -33,14 +33,18 @@ _ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(12, 64), 64, 80, 96, 128
 
 
 def private_mean(
-    before: Tensor, uploads: Sequence[Tensor], clip: float, noise: float, expected: int, *key: rng.Key
+    before: Tensor, uploads: Sequence[Tensor], clip: float, noise: float, expected: int, trained: int, *key: rng.Key
 ) -> Tensor:
-    """The next θ from the clients' own; the noise is a function of `key`, so whoever knows the key can remove it."""
+    """The next θ from the clients' own, of which only the first `trained` values can differ.
+
+    The noise is a function of `key`, so whoever knows the key can remove it.
+    """
     total = torch.zeros_like(before)
     for upload in uploads:
         change = upload - before
         total += change * (clip / change.norm().clamp(min=clip))
     drawn = torch.from_numpy(gaussian(rng.bits(before.numel(), *key, "dp noise"))).to(before)
+    drawn[trained:] = 0
     return before + (total + noise * clip * drawn) / expected
 
 

@@ -12,6 +12,7 @@ from feddure import methods
 from feddure.config import EngineOptions, Experiment
 from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
+from feddure.environment import computes_bf16
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.validation import has_heads
 from feddure.nn.network import Network
@@ -106,11 +107,6 @@ class Engine:
                 experiment, dataset, self.device, self.precision, bool(self.compiles)
             )
         return self._networks[key]
-
-
-def computes_bf16() -> bool:
-    """Whether this CPU multiplies in bf16; others only imitate it, slower than single precision."""
-    return torch.cpu._is_avx512_bf16_supported()
 
 
 def _device(wanted: str) -> torch.device:

@@ -166,11 +166,8 @@ class Federation:
         pairs = list(zip(tasks, results, strict=True))
         record, left_out = self.server.finish_round([self._answer(task, result) for task, result in pairs])
         if left_out:
-            warnings.warn(
-                f"round {self.round}: the updates of clients {sorted(left_out)} are not finite and were left out",
-                FeddureWarning,
-                stacklevel=2,
-            )
+            why = "; ".join(f"client {client}: {reason}" for client, reason in sorted(left_out.items()))
+            warnings.warn(f"round {self.round}: left out were {why}", FeddureWarning, stacklevel=2)
         used = [(task, result) for task, result in pairs if task.client not in left_out]
         if self.round == 1:
             self._note_standstill(used)
@@ -252,7 +249,7 @@ class Federation:
 
     def _test_accuracy(self, model: Model) -> float:
         """On some of the test images, evenly taken."""
-        every = -(-len(self.images.test_labels) // PROBED_TEST_IMAGES)
+        every = max(1, -(-len(self.images.test_labels) // PROBED_TEST_IMAGES))
         pixels, labels = augment.plain(self.images.test_images[::every], self.images.normalise), self.images.test_labels
         logits = self.server.program.network.evaluate_many(*model, pixels)
         return (logits.argmax(1) == labels[::every]).double().mean().item()
@@ -322,8 +319,7 @@ def _on_host(records: dict[str, Tensor]) -> dict[str, np.ndarray]:
 def _means(clients: Sequence[dict[str, np.ndarray]]) -> dict[str, float | None]:
     """Each 0-d quantity that steps recorded, averaged over all steps of the round."""
     found: dict[str, float | None] = {}
-    for name in clients[0] if clients else ():
-        if clients[0][name].ndim == 1:
-            value = float(np.concatenate([records[name] for records in clients]).mean())
-            found[name] = value if math.isfinite(value) else None
+    for name in dict.fromkeys(name for records in clients for name, value in records.items() if value.ndim == 1):
+        value = float(np.concatenate([records[name] for records in clients if name in records]).mean())
+        found[name] = value if math.isfinite(value) else None
     return found

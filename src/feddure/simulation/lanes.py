@@ -84,6 +84,7 @@ class Lane:
 
     def begin(self, task: Task) -> None:
         """Take a task: receive the global model in place and reset the optimiser."""
+        self._captured = False
         self._records: list[dict[str, Tensor]] = []
         self._rows: list[Tensor] = []  # the records of a captured step, each as one row
         self._batches = self._receive(task)
@@ -98,12 +99,10 @@ class Lane:
             self.client.class_counts.copy_(task.class_counts)
             for value in self.client.state.values():  # nothing of the lane's last client, or of the capture, stays
                 value.zero_()
-            for optimizer in self.client.optimizers.values():
-                optimizer.reset()
             for name, value in task.memory.items():
                 self.client.state[name].copy_(value)
             method = self.program.method
-            method.start_round(self.client, _with_memory(task))
+            method.start_round(self.client, {**task.received, **task.memory})
             given = task.batches.for_method(self.program.experiment.method, method.needs)
             return replace(task.batches, made=self.program.attempt(lambda: method.before_steps(self.client, given)))
 
@@ -141,7 +140,6 @@ class Lane:
 
     def _graph_of(self, batches: Batch) -> "_StepGraph | None":
         batch = batches.step(0)
-        self._captured = False
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
             try:
@@ -210,7 +208,6 @@ class Lanes:
         On CUDA they are ready for the current stream, and `meanwhile` is called while the lanes are at work.
         """
         queues = self._deal(tasks)
-        began = time.perf_counter()
         clock = _Clock(self.device) if self.timeline is not None else None
         results: list[Result | None] = [None] * len(tasks)
         workers = [self._work(number, queue, tasks, results, clock) for number, queue in enumerate(queues)]
@@ -224,7 +221,7 @@ class Lanes:
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
         if clock is not None and self.timeline is not None:
-            self.timeline += clock.spans(began)
+            self.timeline += clock.spans()
         return results  # type: ignore[return-value]
 
     def prepare(self, tasks: list[Task]) -> None:
@@ -255,10 +252,11 @@ class Lanes:
         count = min(self.limit, len(tasks))
         queues: list[list[int]] = [[] for _ in range(count)]
         load = [0.0] * count
-        for index in sorted(range(len(tasks)), key=lambda i: -tasks[i].steps * tasks[i].program.cost(tasks[i].batches)):
+        costs = [task.steps * task.program.cost(task.batches) for task in tasks]
+        for index in sorted(range(len(tasks)), key=lambda index: -costs[index]):
             lane = load.index(min(load))
             queues[lane].append(index)
-            load[lane] += tasks[index].steps * tasks[index].program.cost(tasks[index].batches)
+            load[lane] += costs[index]
         return queues
 
     def _lane(self, number: int, program: Program) -> Lane:
@@ -304,7 +302,7 @@ class _Clock:
         task, started = self._open.pop(lane.number)
         self._marks.append((lane.number, task, started, self._now(lane)))
 
-    def spans(self, began: float) -> list[Span]:
+    def spans(self) -> list[Span]:
         if self._cuda:
             torch.cuda.synchronize()
         return [
@@ -321,7 +319,3 @@ class _Clock:
 
     def _seconds(self, mark) -> float:
         return self._origin.elapsed_time(mark) / 1000 if self._cuda else mark - self._origin
-
-
-def _with_memory(task: Task) -> dict[str, Tensor]:
-    return {**task.received, **task.memory}

@@ -134,6 +134,8 @@ def _note_randomness(module: Module, name: str, images: torch.Tensor) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         images = images.normal_()
         logits = [trial(images) for _ in range(2)]
+    if not isinstance(logits[0], torch.Tensor):
+        raise ConfigError(f"model '{name}' gave {type(logits[0]).__name__} in training, expected logits alone")
     if not torch.equal(*logits):
         warnings.warn(
             f"model '{name}' draws random numbers in training (dropout, perhaps), which the seed does not decide: a "

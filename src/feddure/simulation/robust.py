@@ -26,8 +26,9 @@ def bound_norms(
 ) -> tuple[list[State], dict[int, float]]:
     """Updates, tensor by tensor, no longer than `bound` times the round's median; and how long the others were.
 
-    The lower median, so that of two clients the one with the shorter update is believed. A tensor that no client
-    received, such as class counts, counts from zero; a large honest client has a long one, and is not named for it.
+    The lower median, so that of two clients the one with the shorter update is believed, and that of the clients who
+    moved the tensor at all: those without labels leave some as they are. A tensor that no client received, such as
+    class counts, counts from zero; a large honest client has a long one, and is not named for it.
     """
     bounded, excess = [dict(upload) for upload in uploads], dict[int, float]()
     for name in uploads[0]:
@@ -38,7 +39,8 @@ def bound_norms(
         ]
         changes = [upload[name].double() - start for upload, start in zip(uploads, before, strict=True)]
         lengths = torch.stack([change.norm() for change in changes])
-        median = lengths.median()
+        moved = lengths[lengths > 0]
+        median = moved.median() if len(moved) else lengths.new_zeros(())
         for place in torch.nonzero(lengths > bound * median).flatten().tolist():
             if known:
                 excess[place] = max(excess.get(place, 0.0), float(lengths[place] / median))
@@ -47,23 +49,24 @@ def bound_norms(
     return bounded, excess
 
 
-def select(options: ServerOptions, uploads: Sequence[State]) -> list[int]:
-    """The clients whose updates are used: with Krum the most central ones, else all."""
-    if options.robust not in ("krum", "multi-krum"):
+def select(options: ServerOptions, received: Sequence[Mapping[str, Tensor]], uploads: Sequence[State]) -> list[int]:
+    """The clients whose updates are used: with Krum the most central ones, by what all have received; else all."""
+    names = [name for name in uploads[0] if name != "statistics" and all(name in sent for sent in received)]
+    if options.robust not in ("krum", "multi-krum") or not names:
         return list(range(len(uploads)))
-    scores = krum_scores(uploads, hostile(options, len(uploads)))
+    flat = torch.stack([torch.cat([upload[name].flatten() for name in names]) for upload in uploads])
+    scores = krum_scores(flat, hostile(options, len(uploads)))
     wanted = 1 if options.robust == "krum" else len(uploads) - hostile(options, len(uploads))
     return sorted(scores.argsort(stable=True)[:wanted].tolist())
 
 
-def krum_scores(uploads: Sequence[State], hostile: int) -> Tensor:
-    """For each update, the sum of its squared distances to its n − f − 2 nearest others."""
-    flat = torch.stack([_parameters(upload) for upload in uploads])
+def krum_scores(flat: Tensor, hostile: int) -> Tensor:
+    """For each update, a row, the sum of its squared distances to its n − f − 2 nearest others."""
     flat = flat - flat.median(0).values  # distances stay, and lose less to rounding
     square = (flat * flat).sum(1)
     distances = (square.unsqueeze(0) + square.unsqueeze(1) - 2 * flat @ flat.T).clamp(min=0)
     distances = distances.nan_to_num(nan=torch.inf, posinf=torch.inf).fill_diagonal_(torch.inf)
-    return distances.sort(1).values[:, : max(1, len(uploads) - hostile - 2)].sum(1)
+    return distances.sort(1).values[:, : max(1, len(flat) - hostile - 2)].sum(1)
 
 
 def combine(options: ServerOptions, uploads: Sequence[State]) -> State | None:
@@ -82,7 +85,3 @@ def combine(options: ServerOptions, uploads: Sequence[State]) -> State | None:
 def hostile(options: ServerOptions, clients: int) -> int:
     """How many of a round's clients may be hostile: the assumed share, and at least one of three or more."""
     return max(int(options.robust_share * clients), min(1, clients // 3))
-
-
-def _parameters(upload: State) -> Tensor:
-    return torch.cat([tensor.flatten() for name, tensor in upload.items() if name != "statistics"])

@@ -3,7 +3,6 @@
 While a process works on a folder it holds the folder's lock, so that no second one trains there.
 """
 
-import json
 import os
 import shlex
 import signal
@@ -295,7 +294,7 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
     elif experiments.fingerprint(present) != experiments.fingerprint(experiment):
         different = _differences(present, experiment)
         raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
-    elif _is_of_other_code(experiment, folder):
+    elif checkpoint.is_of_other_code(experiment, folder):
         warnings.warn(
             f"{folder}: your own code ({experiment.own_code()}) has changed since this run was started; what is there "
             "comes from the code of then. Choose another folder to train all of it with the code of now",
@@ -315,15 +314,6 @@ def _write_start(federation: Federation, folder: Path) -> None:
     own = federation.experiment.own_code()
     about = environment.describe() | {"device": str(federation.engine.device)} | ({"own_code": own} if own else {})
     write_json(folder / records.ENVIRONMENT, about, RunError)
-
-
-def _is_of_other_code(experiment: Experiment, folder: Path) -> bool:
-    path, now = folder / records.ENVIRONMENT, experiment.own_code()
-    if not now or not path.exists():
-        return False
-    with suppress(ValueError, OSError):
-        return json.loads(path.read_text(encoding="utf-8")).get("own_code", now) != now
-    return False
 
 
 def _visible(folder: Path) -> Iterator[Path]:

@@ -97,8 +97,8 @@ class Server:
         self._tested |= {"validation": validation} if validation is not None and len(validation) else {}
         _expect_squares(dataset)
         self.program = engine.program(experiment, dataset)
-        _expect_plain_uploads(experiment)
         self.method = methods.make(experiment)  # the program's own is of the first experiment that shares it
+        _expect_plain_uploads(self.method)
         self.round = 0
         network, module = self.program.network, new_module(experiment, dataset)
         if experiment.init is not None and not resumes:
@@ -311,7 +311,8 @@ class Server:
         before, options = self.state["theta"], self.experiment.server
         if options.dp_clip is not None:  # also of nobody: silence would tell that
             thetas, key = [answer.upload["theta"] for answer in used], (self.experiment.seed, self.round)
-            mean = dp.private_mean(before, thetas, options.dp_clip, options.dp_noise, self._expected(), *key)
+            sizes = self._expected(), self.program.network.parameters.trained
+            mean = dp.private_mean(before, thetas, options.dp_clip, options.dp_noise, *sizes, *key)
             made = {**self.state, "theta": mean}
         elif used:
             uploads = [answer.upload for answer in used]
@@ -319,7 +320,7 @@ class Server:
             weights = self.weights(clients)
             if combined := robust.combine(options, uploads):
                 uploads, weights, clients = [combined], [1.0], clients[:1]
-            made = self.method.aggregate(self.state, uploads, weights, clients, self.round)
+            made = self.method.aggregate(dict(self.state), uploads, weights, clients, self.round)
         else:
             return self.state, self.moments
         state = check_state(made, self.experiment.method, "aggregate")
@@ -350,8 +351,8 @@ class Server:
     def _defend(self, answers: Sequence[Answer]) -> tuple[list[Answer], dict[str, str]]:
         """The answers that are aggregated, no update longer than the bound; and which clients look hostile, and why."""
         options, suspicious, answers = self.experiment.server, dict[int, str](), list(answers)
+        received, uploads = [answer.received for answer in answers], [answer.upload for answer in answers]
         if options.norm_bound is not None and answers:
-            received, uploads = [answer.received for answer in answers], [answer.upload for answer in answers]
             bounded, excess = robust.bound_norms(received, uploads, options.norm_bound)
             answers = [replace(answer, upload=upload) for answer, upload in zip(answers, bounded, strict=True)]
             for place, times in excess.items():
@@ -359,7 +360,7 @@ class Server:
                 if len(answers) == 2:  # the shorter one is believed, but may be the hostile one that stops the other
                     doubt = f"one of two updates was {times:.3g} times as long as the other: either may be hostile"
                     suspicious |= dict.fromkeys((answer.client for answer in answers), doubt)
-        kept = robust.select(options, [answer.upload for answer in answers]) if answers else []
+        kept = robust.select(options, received, [answer.upload for answer in answers]) if answers else []
         for place in set(range(len(answers))) - set(kept) if options.robust == "multi-krum" else ():
             suspicious.setdefault(answers[place].client, "its update is far from the others")
         return [answers[place] for place in kept], {str(client): why for client, why in sorted(suspicious.items())}
@@ -457,9 +458,9 @@ def average(decay: float, averaged: Tensor, current: Tensor) -> Tensor:
     return decay * averaged + (1 - decay) * current
 
 
-def _expect_plain_uploads(experiment: Experiment) -> None:
-    found = methods.METHODS.get(experiment.method)
-    if experiment.server.robust in ("median", "trimmed-mean") and found is not None and found.relays_uploads:
+def _expect_plain_uploads(method: methods.Method) -> None:
+    experiment = method.experiment
+    if experiment.server.robust in ("median", "trimmed-mean") and method.relays_uploads:
         raise ConfigError(
             f"server.robust: {experiment.server.robust} was given, but method '{experiment.method}' hands one client's "
             "parameters to others; use krum, multi-krum or server.norm_bound"
