@@ -189,7 +189,7 @@ class Experiment(_Section):
         0.0,
         ge=0,
         lt=1,
-        description="Share of the labelled images that nobody trains on: each evaluation tests on them too.",
+        description="Share of the images whose class is known that nobody trains on: evaluations test on them too.",
     )
     checkpoint_every: int = Field(10, ge=1, description="Rounds between two checkpoints.")
     probe_every: int = Field(

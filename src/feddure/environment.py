@@ -51,6 +51,13 @@ def commit() -> str | None:
     return os.environ.get("FEDDURE_COMMIT")
 
 
+def computes_bf16() -> bool:
+    """Whether this CPU multiplies in bf16; others only imitate it, slower than single precision."""
+    import torch
+
+    return torch.cpu._is_avx512_bf16_supported()
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():

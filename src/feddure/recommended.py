@@ -5,8 +5,8 @@ All of them take part in a round, 10 at most. A step has 10 labelled and 20 unla
 the mean client's unlabelled images, but takes 20 to 45 steps. Where hardly any image is unlabelled, the labelled
 ones count as such too. With a GPU a ResNet-9 trains for 200 rounds at the rate 5e-4; without one a quarter of its
 width, or from 48 pixels on the small CNN, at 1e-3, for as many rounds as make about 6,000 steps of all clients
-together, but 20 to 100: minutes on two cores. Clients weigh by their labelled images: on the demo's problem that was
-better, and where half the clients have none it is what keeps those from doing harm.
+together, but 20 to 100: minutes on two cores; in bf16 if the CPU computes it. Clients weigh by their labelled images:
+on the demo's problem that was better, and where half the clients have none it is what keeps those from doing harm.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feddure import experiments
+from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 
@@ -35,6 +35,7 @@ class Size(NamedTuple):
     sites: int  # 0 where images have no owners
     side: int  # pixels
     gpu: bool
+    bf16: bool = False  # a CPU that computes it
 
 
 def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -52,6 +53,7 @@ def recommend(size: Size, given: Mapping[str, Any]) -> tuple[dict[str, Any], str
         "model": network,
         "unlabelled_batch": 20,
         "optimizer.learning_rate": 5e-4 if size.gpu else 1e-3,
+        "engine.precision": "bf16" if size.bf16 and not size.gpu else "auto",
     } | found
     batch = found["unlabelled_batch"] if isinstance(found["unlabelled_batch"], int) else 20
     again = found.get("partition.labelled_as_unlabelled") is True
@@ -90,7 +92,8 @@ def load(
     images = read(name)
     labelled = _labels(images, given)
     gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
-    size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu)
+    bf16 = environment.computes_bf16()
+    size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu, bf16)
     found, said = recommend(size, given)
     say(f"preset {NAME}: {said}. --set changes any field, --preset all of them")
     return experiments.load(NAME, None, found, sets), images
