@@ -49,12 +49,5 @@ if __name__ == "__main__":
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         make_folder(Path(folder))
-        run = feddure.run(
-            "demo",
-            dataset=f"folder:{folder}?size=28&channels=1",
-            setting="sites",
-            method="fedavg-fixmatch",
-            rounds=rounds,
-            sets={"clients_per_round": len(SITES)},
-        )
+        run = feddure.run(dataset=f"folder:{folder}?size=28&channels=1", rounds=rounds)  # preset recommended
     print(f"{len(SITES)} sites, accuracy {run.summary.accuracy_last:.3f}, report in {run.folder}")

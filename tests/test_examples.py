@@ -20,6 +20,12 @@ from feddure.studies import compare_report, sweep
 from feddure.studies.grid.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SWEEPS = {
+    "alike": 6, "attacks": 72, "controls": 38, "controls-demo": 35, "controls-slim": 6, "few-labels": 24,
+    "optimisers": 42, "precision": 4, "privacy": 12, "regulators": 16, "regulators-cifar10": 24, "regulators-slim": 2,
+    "sage-protocol": 8, "sage-small": 6, "scarce-labels": 16, "tutor": 12,
+}  # fmt: skip
+"""The number of combinations of each."""
 RESULTS = EXAMPLES.parent / "results"
 
 
@@ -37,22 +43,14 @@ def example(monkeypatch, capsys, tmp_path, quiet):
 
 
 def test_all_examples_are_tested():
-    scripts = {"own_method.py", "own_network.py", "own_images.py", "first_hour.ipynb"}
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {
-        "attacks.yaml",
-        "few-labels.yaml",
-        "scarce-labels.yaml",
-        "privacy.yaml",
-        "regulators.yaml",
-        "regulators-cifar10.yaml",
-        "regulators-slim.yaml",
-        "tutor.yaml",
-        "controls.py",
-        "controls.yaml",
-        "controls-demo.yaml",
-        "optimisers.yaml",
-        "sage-protocol.yaml",
-    }
+    scripts = {"own_method.py", "own_network.py", "own_images.py", "first_hour.ipynb", "controls.py"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == scripts | {f"{name}.yaml" for name in SWEEPS}
+
+
+@pytest.mark.usefixtures("controls")
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_sweeps_can_be_read(name):
+    assert len(sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True).points) == SWEEPS[name]
 
 
 def test_own_method(example):
@@ -201,12 +199,6 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
     assert counts[0][1].sum() == 360
 
 
-@pytest.mark.parametrize(
-    ("name", "points"), [("controls", 38), ("controls-demo", 35), ("optimisers", 42), ("sage-protocol", 8)]
-)
-def test_the_sweeps_of_controls_can_be_read(name, points, request):
-    if name.startswith("controls"):
-        request.getfixturevalue("controls")
-    found = sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True)
-    assert len(found.points) == points
-    assert all(point.about for point in found.points) == (name != "optimisers")
+@pytest.mark.parametrize("name", ["controls", "controls-demo", "controls-slim", "sage-protocol", "sage-small"])
+def test_every_case_says_what_it_is_there_for(controls, name):
+    assert all(point.about for point in sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True).points)
