@@ -172,3 +172,16 @@ def test_feddure_with_a_teacher_equals_its_twin(source):
 def test_maml_has_no_teacher():
     with pytest.raises(ConfigError, match=r"fixmatch\.pseudo=local"):
         federation("baseline+maml", fixmatch__pseudo="global")
+
+
+def test_images_that_are_left_out_are_recorded_with_weight_0():
+    def weights(targets):
+        made = federation(fedtutor__targets=targets, fedtutor__threshold=0.9)
+        return made.engine.run(made.tasks())[0].records["weight"]
+
+    assert 0 < weights("hard").mean() < 1
+    assert (weights("soft") == 1).all()
+
+
+def test_the_average_is_kept_whoever_labels():
+    assert federation(fedtutor__tutor="global").server.decay == 0.9

@@ -11,6 +11,7 @@ import tiny
 from feddure import experiments
 from feddure.data.batches import cycle
 from feddure.methods.proxyfl import Tuner, contrast
+from feddure.methods.teacher import either_is_sure
 from feddure.simulation.server import Answer
 from oracle import proxyfl_twin
 from oracle.pairing import (
@@ -161,3 +162,14 @@ def test_a_gpu_agrees_with_the_cpu(images):
         for device in ("cpu", "cuda")
     ]
     tiny.assert_near(states[1], states[0], 1e-3)
+
+
+def test_the_papers_constants():
+    told = experiments.options(experiments.build({"method": "proxyfl"}), "proxyfl")
+    assert (told.threshold, told.momentum, told.local_epochs) == (0.95, 0.99, 5)
+    assert (told.tuning_rate, told.tuning_epochs, told.most_margin) == (0.005, 30_000, 100)
+
+
+def test_a_confidence_of_exactly_the_threshold_is_sure():
+    p, q = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.5, 0.5]]), torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]])
+    assert either_is_sure(p, q, 0.75).tolist() == [1, 1, 0]

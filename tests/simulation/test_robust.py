@@ -158,7 +158,8 @@ def test_flipped_labels_are_those_of_hostile_clients_alone(images):
         torch.testing.assert_close(one.batches.labels, flipped)
 
 
-def test_a_method_that_relays_uploads_has_no_median(images):
-    fields = {"method": "fedmatch", "server.robust": "median"}
+@pytest.mark.parametrize("method", ["fedmatch", "proxyfl", "feddure.methods.fedmatch:FedMatch"])
+def test_a_method_that_needs_single_uploads_has_no_median(images, method):
+    fields = {"method": method, "server.robust": "median"}
     with pytest.raises(ConfigError, match="norm_bound"):
         tiny.federation(tiny.experiment(fields), images)

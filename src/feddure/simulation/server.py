@@ -459,11 +459,11 @@ def average(decay: float, averaged: Tensor, current: Tensor) -> Tensor:
 
 
 def _expect_plain_uploads(method: methods.Method) -> None:
-    experiment = method.experiment
-    if experiment.server.robust in ("median", "trimmed-mean") and method.relays_uploads:
+    robust, name = method.experiment.server.robust, method.experiment.method
+    if robust in ("median", "trimmed-mean") and (method.relays_uploads or method.uploads_class_counts):
         raise ConfigError(
-            f"server.robust: {experiment.server.robust} was given, but method '{experiment.method}' hands one client's "
-            "parameters to others; use krum, multi-krum or server.norm_bound"
+            f"server.robust: {robust} was given, but method '{name}' needs what each client sent; use krum, multi-krum "
+            "or server.norm_bound"
         )
 
 
