@@ -1,5 +1,6 @@
 """Experiments: presets, files, changes, and messages a person understands."""
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 import feddure
 from feddure import config, experiments, methods
 from feddure.errors import ConfigError
+from feddure.reports import names
 
 GOLDEN = "41d515992dad56e3"
 
@@ -129,6 +131,7 @@ def test_later_changes_win():
         ("local_steps=epoch", "local_steps", "epoch"),
         ("options.note=a=b", "options.note", "a=b"),
         ("options.list=[1, 2]", "options.list", [1, 2]),
+        ("options.day=2024-02-30", "options.day", "2024-02-30"),
         ("engine.lanes=4", "engine.lanes", 4),
     ],
 )
@@ -184,6 +187,11 @@ def test_mistakes_are_explained(text, message):
     refused(message, preset="demo", sets=[text])
 
 
+@pytest.mark.parametrize("options", [{"a": np.float64(0.5)}, {"a": {1: 2, "b": 3}}, {"a": object()}])
+def test_options_that_cannot_be_written_are_refused(options):
+    refused("options: only texts, numbers", changes={"options": options})
+
+
 def test_every_mistake_is_told_at_once():
     message = refused("rounds", preset="demo", sets=["rounds=0", "seed=-1", "nonsense=3"])
     assert len(message.splitlines()) == 3
@@ -224,6 +232,17 @@ def test_files_that_are_no_configuration(tmp_path, content, message):
 def test_a_file_that_is_not_there(tmp_path):
     refused("cannot be read", file=tmp_path / "none.yaml")
     refused("cannot be read", file=tmp_path)
+
+
+def test_an_empty_section_of_a_file_takes_changes(tmp_path):
+    (tmp_path / "config.yaml").write_text("partition:\n")
+    assert experiments.load(file=tmp_path / "config.yaml", sets=["partition.gamma=0.3"]).partition.gamma == 0.3
+
+
+def test_the_callers_own_options_stay_as_they_are():
+    given = {"a": {"b": 1}}
+    assert experiments.load(changes={"options": given}, sets=["options.a.b=2"]).options == {"a": {"b": 2}}
+    assert given == {"a": {"b": 1}}
 
 
 def test_every_field_has_a_meaning_and_its_values():
@@ -316,6 +335,25 @@ def test_options_are_kept_where_they_differ_and_written_in_full():
     assert experiments.flat(experiment)["uda.temperature"] == 0.4
     assert experiments.differences([experiment, experiments.load("demo")]) == ["fixmatch.threshold", "feddure.reward"]
     assert experiments.changes(config.Experiment()) == {}
+
+
+class Weighted(feddure.Method):
+    name = section = "weighted"
+
+    class Options(feddure.Options):
+        weights: dict[str, float] = Field(default_factory=dict, description="By kind.")
+
+
+def test_an_option_may_be_a_mapping(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "weighted", Weighted)
+    plain, one, two = (
+        experiments.load("demo", changes={"method": "weighted", "weighted.weights": weights})
+        for weights in ({}, {"a": 1.0}, {"b": 2.0})
+    )
+    assert experiments.flat(one)["weighted.weights"] == {"a": 1.0}
+    assert {row.key for row in experiments.fields()} == set(experiments.flat(plain))
+    assert experiments.differences([plain, one, two]) == ["weighted.weights"]
+    assert names.labels([plain, one, two])[2].endswith("{'b': 2.0}")
 
 
 class Sharp(feddure.Method):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feddure.errors import RunError
-from feddure.files import read_regular, write_whole
+from feddure.files import make_durable, read_regular, write_whole
 
 
 def refuse(number):
@@ -32,6 +32,29 @@ def test_a_pipe_or_a_device_is_no_file_to_read(tmp_path):
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(OSError, match="not a regular file"):
             read_regular(path)
+
+
+def test_a_folder_is_not_left_open(tmp_path):
+    def lowest_free():
+        os.close(found := os.dup(0))
+        return found
+
+    before = lowest_free()
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path)
+    assert lowest_free() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders cannot be opened here")
+def test_a_durable_file_keeps_its_name_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_ino, path.exists())))
+    path = tmp_path / "file"
+    write_whole(path, b"new", RunError, durable=True)
+    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+    synced.clear()
+    make_durable(path)
+    assert synced == [(path.stat().st_ino, True), (tmp_path.stat().st_ino, True)]
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):

@@ -212,8 +212,9 @@ def _check_together(experiment: Experiment) -> None:
     if server.sampling == "poisson" and experiment.batch_norm == "static":
         raise ConfigError("batch_norm: static needs clients in every round; use server.sampling=fixed, or aggregate")
     try:
-        json.dumps(experiment.options)
-    except TypeError:
+        json.dumps(experiment.options, sort_keys=True)
+        yaml.safe_dump(experiment.options)
+    except (TypeError, yaml.YAMLError):
         raise ConfigError("options: only texts, numbers, true/false, lists and mappings can be replayed") from None
 
 
@@ -253,8 +254,10 @@ def fingerprint(experiment: Experiment) -> str:
 
 def flat(experiment: Experiment) -> dict[str, Any]:
     """Every field by its dotted key, with the options of all methods."""
-    sections = {section: options(experiment, section).model_dump() for section in methods.sections()}
-    return dict(_leaves(experiment.model_dump() | sections))
+    found = dict(_leaves(experiment))
+    for section in methods.sections():
+        found |= _leaves(options(experiment, section), f"{section}.")
+    return found
 
 
 def differences(experiments: Iterable[Experiment]) -> list[str]:
@@ -291,9 +294,11 @@ def _effective_partition(experiment: Experiment):
     return part if part.setting in DIRICHLET else part.model_copy(update={"gamma": type(part)().gamma})
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and prefix + name != "options":
+def _leaves(values: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of `_fields`, with their values."""
+    for name, info in type(values).model_fields.items():
+        value = getattr(values, name)
+        if isinstance(info.default, BaseModel):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
@@ -368,7 +373,7 @@ def _parse_set(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {text}: expected key=value, for example --set partition.gamma=0.3")
     try:
-        return key.strip(), _number(yaml.safe_load(value))
+        return key.strip(), _number(parse_yaml(value))
     except yaml.YAMLError:
         return key.strip(), value
 
@@ -386,10 +391,11 @@ def _number(value: Any) -> Any:
 def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
-        inner = tree.setdefault(section, {})
-        if not isinstance(inner, dict):
+        inner = tree.get(section)
+        if not isinstance(inner, dict | None):
             raise ConfigError(f"{key}: '{section}' is a field, not a section")
-        tree = inner
+        tree[section] = dict(inner or {})  # a copy, as it may be the caller's
+        tree = tree[section]
     tree[name] = value
 
 
@@ -405,12 +411,8 @@ def _explain(detail: Any, section: str = "") -> str:
 
 
 def _hint(key: str) -> str:
-    meant = [f"'{name}'" for name in _meant(key, _keys())]
+    meant = [f"'{name}'" for name in _meant(key, [row.key for row in fields()])]
     return f"did you mean {' or '.join(meant)}?" if meant else "`feddure config --fields` lists them all"
-
-
-def _keys() -> list[str]:
-    return [row.key for row in fields()]
 
 
 def _meant(key: str, known: list[str]) -> list[str]:

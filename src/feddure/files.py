@@ -4,9 +4,9 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import accumulate
+from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,22 +28,23 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
         with aside.open("xb") as file:
             file.write(content)
         if durable:
-            make_durable(aside)
+            _sync(aside)
         aside.replace(path)
+        if durable:
+            _sync_folder(path.parent)
     except OSError as problem:
         with suppress(OSError):  # a disk that can only be read leaves nothing to remove
             aside.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
 
 
-@contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """A regular file to read; a pipe or a device, which may have no end, is an OSError."""
+def open_regular(path: str | PathLike[str]) -> BinaryIO:
+    """A regular file to read; a folder, or a pipe or a device, which may have no end, is an OSError."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        yield file
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(number, "rb")
 
 
 def read_regular(path: Path) -> bytes:
@@ -84,7 +85,20 @@ def readable(name: str | Path) -> str:
 
 
 def make_durable(path: Path) -> None:
-    """Wait until what was written to a file, if it is there, would survive a loss of power."""
+    """Wait until a file, if it is there, and its name would survive a loss of power."""
     if path.exists():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        _sync(path)
+        _sync_folder(path.parent)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every system opens a folder, nor every file system syncs one
+        _sync(folder)

@@ -168,8 +168,8 @@ def fill_the_disk(patch, victim):
     elif victim == "tensorboard":
         patch.setattr(folders.Watcher, "round_done", full_from_round(folders.Watcher.round_done, 4, 1))
     else:
-        really, calls = os.fsync, iter(range(100))  # three a checkpoint: metrics, timing, the checkpoint itself
-        patch.setattr(os, "fsync", lambda file: disk_is_full() if next(calls) >= 3 else really(file))
+        really, calls = os.fsync, iter(range(100))  # of metrics, timing and the checkpoint, each with its folder
+        patch.setattr(os, "fsync", lambda file: disk_is_full() if next(calls) >= 6 else really(file))
 
 
 @pytest.mark.parametrize("victim", ["metrics", "tensorboard", "checkpoint"])

@@ -173,3 +173,12 @@ def test_a_pipe_in_a_strangers_folder_is_an_error_and_no_wait(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises(RunError, match="not a regular file"):
         read_run(tmp_path)
+
+
+def test_a_partition_counts_both_kinds_of_images_of_every_client(tmp_path):
+    (tmp_path / records.CONFIG).write_text("rounds: 1\n")
+    (tmp_path / records.METRICS).write_text('{"round": 1}\n')
+    partition = {"classes": ["a", "b"], "labelled": [[1, 1]], "unlabelled": []}
+    (tmp_path / records.PARTITION).write_text(json.dumps(partition))
+    with pytest.raises(RunError, match="a number for each client and class"):
+        read_run(tmp_path)

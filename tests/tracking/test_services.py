@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import struct
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 
 import feddure
 import tiny
 from feddure.errors import ConfigError
+from feddure.tracking.mlflow import MLflow
 
 SETS = {
     "partition.clients": 4,
@@ -58,6 +61,21 @@ def test_mlflow(tmp_path, monkeypatch, quiet):
     assert by_class == {f"test_per_class/{name}" for name in ("T-shirt_top", "naïve ___", "_", "d")}
     assert found.data.metrics["summary/accuracy_last10"] == pytest.approx(done.summary.accuracy_last10)
     assert [file.path for file in client.list_artifacts(found.info.run_id)] == ["model.safetensors"]
+
+
+def test_an_outage_while_mlflow_begins_leaves_one_run(tmp_path, monkeypatch):
+    service = MagicMock()
+    client = service.MlflowClient.return_value
+    client.log_batch.side_effect = [ConnectionError("away"), *[None] * 9]
+    monkeypatch.setitem(sys.modules, "mlflow", service)
+    tracker = MLflow(tmp_path, "mine")
+    with pytest.raises(ConnectionError):
+        tracker.open(feddure.Experiment(), None)
+    sent = len(client.log_batch.mock_calls)
+    run, _ = tracker.open(feddure.Experiment(), None)
+    assert run == client.create_run.return_value.info.run_id
+    assert client.create_run.call_count == 1
+    assert len(client.log_batch.mock_calls) > sent
 
 
 def records(file):

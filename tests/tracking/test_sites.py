@@ -5,6 +5,7 @@ import pytest
 
 import tiny
 from feddure.simulation import runs
+from feddure.tracking import schema
 from feddure.tracking.sites import mean_own_mix, site_accuracies
 
 PARTITION = {"labelled": [[1, 1, 0], [0, 0, 2], [0, 0, 0]], "unlabelled": [[3, 1, 0], [0, 2, 0], [0, 0, 0]]}
@@ -51,6 +52,37 @@ def test_alone_each_client_has_its_own_model_and_what_it_misses_is_left_out():
         (0, pytest.approx(4 / 6 * 0.5), pytest.approx(0.5)),
         (1, pytest.approx(0.5), pytest.approx(0.2)),
     ]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"accuracy": 0.5},
+        {"accuracy": None, "per_class": [0.5] * 3, "confusion": CONFUSION},
+        {"accuracy": 0.5, "per_class": [0.5, None, 0.5], "confusion": CONFUSION},
+        {"accuracy": 0.5, "per_class": [0.5] * 2, "confusion": [[1, 1]] * 2},
+        {"accuracy": 0.5, "per_class": [0.5] * 3, "by_client": {"9": 0.1}, "per_class_by_client": {"9": [0.1] * 3}},
+    ],
+)
+def test_evaluations_of_strangers_that_say_too_little_do_not_count(strange):
+    assert not schema.problem(strange, schema.Evaluation)
+    good = evaluated(1, 0.5, [1.0, 0.5, 0.0])
+    assert site_accuracies([good, {"round": 2, "test": strange}], PARTITION) == site_accuracies([good], PARTITION)
+    assert site_accuracies([{"round": 2, "test": strange}], PARTITION) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"by_client": 5},
+        {"by_client": {"0": None}},
+        {"per_class_by_client": {"0": [0.1] * 3}},
+        {"per_class_by_client": {"0": [0.1] * 2}, "by_client": {"0": 0.1}},
+        {"per_class_by_client": {"0": [0.1, None, 0.1]}, "by_client": {"0": 0.1}},
+    ],
+)
+def test_what_no_run_writes_of_clients_is_refused(wrong):
+    assert schema.problem({"accuracy": 0.5, "per_class": [0.5] * 3} | wrong, schema.Evaluation)
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg-matched"])

@@ -61,7 +61,7 @@ def compare(
 
     ```text
     feddure compare --preset demo                              # four methods, minutes on two CPU cores
-    feddure compare --preset demo --seeds 0,1,2                # with intervals
+    feddure compare --preset demo --seeds 0,1                  # two seeds instead of four
     feddure compare --preset aaai24 --methods fedavg-matched,fedavg-fixmatch,feddure --seeds 0,1,2,3,4
     feddure compare --preset demo --methods local,fedavg-matched,fedtutor   # is joining worth it, site by site?
     feddure compare --dataset my/images                        # the same of your own images

@@ -23,7 +23,10 @@ AllowModules = Annotated[
     typer.Option("--allow-modules", help="Import, and so run, the modules that a file names; for files you trust."),
 ]
 
-DatasetName = Annotated[str | None, typer.Option("--dataset", help="Data set (`feddure data list`).")]
+DatasetName = Annotated[
+    str | None,
+    typer.Option("--dataset", help="Data set name (`feddure data list`) or path of your images."),
+]
 Setting = Annotated[str | None, typer.Option("--setting", help="iid-iid, iid-dir, dir-dir, fedmatch, pairs or sites.")]
 Model = Annotated[str | None, typer.Option("--model", help="Network name or package.module:Class.")]
 Init = Annotated[

@@ -166,8 +166,9 @@ class Federation:
         pairs = list(zip(tasks, results, strict=True))
         record, left_out = self.server.finish_round([self._answer(task, result) for task, result in pairs])
         if left_out:
-            why = "; ".join(f"client {client}: {reason}" for client, reason in sorted(left_out.items()))
-            warnings.warn(f"round {self.round}: left out were {why}", FeddureWarning, stacklevel=2)
+            who = {why: sorted(c for c in left_out if left_out[c] == why) for why in sorted(set(left_out.values()))}
+            told = "; ".join(f"{why}, of clients {clients}" for why, clients in who.items())
+            warnings.warn(f"round {self.round}: left out were updates ({told})", FeddureWarning, stacklevel=2)
         used = [(task, result) for task, result in pairs if task.client not in left_out]
         if self.round == 1:
             self._note_standstill(used)

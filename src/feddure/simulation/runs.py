@@ -322,8 +322,8 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 def _differences(present: Experiment, given: Experiment) -> str:
     one, other = experiments.flat(present), experiments.flat(given)
-    keys = [key for key in one | other if one.get(key) != other.get(key)]
-    return ", ".join(f"{key}: {one.get(key)} there, {other.get(key)} given" for key in keys)
+    keys = experiments.differences([present, given])
+    return ", ".join(f"{key}: {one[key]} there, {other[key]} given" for key in keys)
 
 
 def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partition:

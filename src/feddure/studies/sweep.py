@@ -299,10 +299,8 @@ def _expect_different(points: Iterable[Point]) -> None:
 def _value(found: Changes, key: str) -> Any:
     if key in found:
         return found[key]
-    value = found["options"]
-    for part in key.split(".")[1:]:
-        value = value[part]
-    return value
+    outer, _, last = key.rpartition(".")  # an entry of a field that is a mapping
+    return _value(found, outer)[last]
 
 
 class _Loader(yaml.SafeLoader):

@@ -19,6 +19,7 @@ class MLflow(Tracker):
     """A run of the experiment MLFLOW_EXPERIMENT_NAME, by default "feddure"."""
 
     name, title = "mlflow", "MLflow"
+    _run_id = ""
 
     def open(self, experiment: Experiment, run_id: str | None) -> tuple[str, str]:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody has asked for it
@@ -29,10 +30,7 @@ class MLflow(Tracker):
         self._last_round = 0
         run = self._find(run_id)
         if run is None:
-            tags = {"feddure.version": VERSION, "feddure.fingerprint": experiments.fingerprint(experiment)}
-            tags |= {"feddure.group": self.group} if self.group else {}
-            run = self._client.create_run(self._experiment_id(), tags=tags, run_name=self.run_name)
-            self._run_id = run.info.run_id
+            self._run_id = self._run_id or self._create(experiment)  # what comes after it may fail and be tried again
             parameters = [self._mlflow.entities.Param(key, str(value)) for key, value in config(experiment).items()]
             for start in range(0, len(parameters), _AT_ONCE):
                 self._client.log_batch(self._run_id, params=parameters[start : start + _AT_ONCE])
@@ -63,6 +61,11 @@ class MLflow(Tracker):
         now = int(time.time() * 1000)
         metrics = [self._mlflow.entities.Metric(_key(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _create(self, experiment: Experiment) -> str:
+        tags = {"feddure.version": VERSION, "feddure.fingerprint": experiments.fingerprint(experiment)}
+        tags |= {"feddure.group": self.group} if self.group else {}
+        return self._client.create_run(self._experiment_id(), tags=tags, run_name=self.run_name).info.run_id
 
     def _experiment_id(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "feddure"

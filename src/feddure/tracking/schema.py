@@ -53,12 +53,22 @@ class Evaluation(_Part):
     confusion: list[list[Count]] | None = None
     calibration: Calibration | None = None
     by_site: dict[str, SiteTest] | None = None
+    by_client: dict[str, Number] | None = None
+    per_class_by_client: dict[str, list[Number]] | None = None
 
     @model_validator(mode="after")
     def _square(self) -> "Evaluation":
         size = len(self.confusion or ())
         if any(len(row) != size for row in self.confusion or ()) or (size and size != len(self.per_class or ())):
             raise ValueError("confusion: expected a row and a column for each class of per_class")
+        return self
+
+    @model_validator(mode="after")
+    def _of_clients(self) -> "Evaluation":
+        alone = self.per_class_by_client or {}
+        fits = all(len(shares) == len(self.per_class or ()) for shares in alone.values())
+        if alone and not (fits and alone.keys() == (self.by_client or {}).keys()):
+            raise ValueError("per_class_by_client: expected the clients of by_client and the classes of per_class")
         return self
 
 
@@ -145,7 +155,8 @@ class Partition(_Part):
     def _rectangular(self) -> "Partition":
         clients = len(self.labelled)
         rows = [*self.labelled, *self.unlabelled]
-        fits = all(len(row) == len(self.classes) for row in rows) and len(self.unlabelled) in (0, clients)
+        unlabelled = clients if "unlabelled" in self.model_fields_set else 0
+        fits = all(len(row) == len(self.classes) for row in rows) and len(self.unlabelled) == unlabelled
         if not fits or any(len(each) not in (0, clients) for each in (self.unknown or (), self.sites)):
             raise ValueError("expected a number for each client and class")
         if "parameters" in self.model_fields_set and not (clients and self.classes):

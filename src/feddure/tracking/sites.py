@@ -32,11 +32,11 @@ def site_accuracies(metrics: Sequence[Record], partition: Mapping[str, Any], mod
     counts = np.array(partition["labelled"]) + np.array(partition["unlabelled"])
     found: dict[int, list[tuple[float, list[float]]]] = {}
     confusion = None
-    for record in [record for record in metrics if record.get(model)][-LAST:]:
-        test = record[model]
-        confusion = test.get("confusion", confusion)
+    whole = [test for record in metrics if _is_whole(test := record.get(model) or {}, counts.shape[-1])]
+    for test in whole[-LAST:]:
+        confusion = test.get("confusion") or confusion
         alone = test.get("per_class_by_client")
-        for client in range(len(counts)) if alone is None else map(int, alone):
+        for client in [client for client in range(len(counts)) if alone is None or str(client) in alone]:
             shares = test["per_class"] if alone is None else alone[str(client)]
             common = test["accuracy"] if alone is None else test["by_client"][str(client)]
             found.setdefault(client, []).append((common, shares))
@@ -53,6 +53,12 @@ def mean_own_mix(metrics: Sequence[Record], partition: Mapping[str, Any], model:
     """The mean over clients of the accuracy under their own class mixes; None where none is known."""
     known = [site.own_mix for site in site_accuracies(metrics, partition, model) if site.own_mix is not None]
     return fmean(known) if known else None
+
+
+def _is_whole(test: Mapping[str, Any], classes: int) -> bool:
+    """Whether an evaluation says what is needed here; a stranger's may not."""
+    shares = test.get("per_class") or ()
+    return len(shares) == classes and None not in shares and test.get("accuracy") is not None
 
 
 def _own_mix(counts: np.ndarray, shares: Sequence[Sequence[float]]) -> float | None:

@@ -95,6 +95,23 @@ def test_a_wrong_array_is_one_error_that_names_the_file(tmp_path, changes, messa
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"site": np.array([0, 1, 0])}, r"site have shape \[3\], expected \[6\]"),
+        ({"site": np.array(0)}, r"site have shape \[\], expected \[6\]"),
+        ({"labelled": np.array([True, False, True])}, r"labelled have shape \[3\], expected \[6\]"),
+        ({"labels": np.array([0, 1])}, r"labels have shape \[2\], expected \[6\]"),
+        ({"images": np.array(0)}, r"labels have shape \[6\], expected \[1\]"),
+        ({"images": np.array(0), "labels": np.array(0)}, r"labels have shape \[\], expected \[1\]"),
+    ],
+)
+def test_a_wrong_array_is_told_before_tests_are_set_aside(tmp_path, changes, message):
+    path = write(tmp_path, test_images=None, test_labels=None, **changes)
+    with pytest.raises(DataError, match=message):
+        sources.load(f"npz:{path}")
+
+
 def test_pickled_objects_are_never_loaded(tmp_path):
     marker = tmp_path / "marker"
 
@@ -182,3 +199,13 @@ def test_a_file_without_tests_gives_its_own(tmp_path):
     assert len(dataset.labelled) == len(dataset.images) == 4
     assert not dataset.labelled[-1]
     assert len(sources.load(f"npz:{path}?test=0").test_images) == 0
+
+
+def test_labels_and_sites_may_be_columns(tmp_path):
+    given = {"labels": arrays()["labels"], "site": np.array([0, 0, 0, 0, 0, 1])}
+    flat, column = (
+        sources.load(f"npz:{write(tmp_path, test_images=None, test_labels=None, **changes)}")
+        for changes in (given, {name: array[:, None] for name, array in given.items()})
+    )
+    assert column.fingerprint == flat.fingerprint
+    assert column.test_site.tolist() == flat.test_site.tolist() == [0, 0]

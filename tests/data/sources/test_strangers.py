@@ -89,7 +89,8 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "zero.png").symlink_to("/dev/zero")
     (tmp_path / "loop.png").symlink_to("loop.png")
-    for name in ("pipe.png", "zero.png"):
+    (tmp_path / "folder.png").mkdir()
+    for name in ("pipe.png", "zero.png", "folder.png"):
         assert "not a regular file" in told(tmp_path / name)
     assert "cannot be read" in told(tmp_path / "loop.png")
     assert "cannot be read" in told(tmp_path / "gone.png")

@@ -103,7 +103,7 @@ def test_results_equal_those_of_a_local_run_and_one_cell_ends_no_other(tmp_path,
 
 def test_notes_of_workers_and_mistakes_are_told_as_if_made_here(tmp_path, images):
     wanted = cells(0, **{"optimizer.learning_rate": 1e300})
-    with pytest.warns(FeddureWarning, match="are not finite and were left out"):
+    with pytest.warns(FeddureWarning, match="left out were updates"):
         measure_on_ray(wanted, Store(tmp_path), lambda name: images, "local")
     with pytest.raises(ConfigError, match=r"engine\.device: cuda was given but no CUDA device is available"):
         measure_on_ray(cells(0, **{"engine.device": "cuda"}), Store(tmp_path), lambda name: images, "local")

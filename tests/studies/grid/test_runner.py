@@ -137,7 +137,7 @@ def test_a_process_stays_with_its_program_and_begins_with_one_that_no_other_trai
     assert order == ([1, 2, 4, 5] if busy else [4, 5, 1, 2])
 
 
-@pytest.mark.filterwarnings("ignore:.*are not finite")
+@pytest.mark.filterwarnings("ignore:.*is not finite")
 def test_a_cell_says_how_many_updates_were_left_out(tmp_path):
     (mad,) = cells("fedavg", seeds=(0,), **{"optimizer.learning_rate": 1e300})
     measure([mad], Store(tmp_path))

@@ -232,8 +232,8 @@ def approve(
 
     ```text
     feddure federate approve north north                              # what waits, and what it asks for
-    feddure federate approve north north 0123456789abcdef
-    feddure federate approve north north 0123456789abcdef --refuse
+    feddure federate approve north north 0123456789abcdef0123456789abcdef
+    feddure federate approve north north 0123456789abcdef0123456789abcdef --refuse
     ```
     """
     from feddure.flower.app.policy import Answers
@@ -250,10 +250,13 @@ def approve(
 @app.command()
 def run(
     folder: Folder,
-    method: Annotated[str | None, typer.Option("--method", help="Method name; default: feddure.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Method name; default: the preset's.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="Start from this preset (`feddure config`).")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="Start from this preset (`feddure config`); without --method: recommended."),
+    ] = None,
     init: Init = None,
     sets: Sets = None,
     test: Annotated[
@@ -279,13 +282,14 @@ def run(
     Examples:
 
     ```text
-    feddure federate run lungs --method feddure --rounds 50 --test held-out
+    feddure federate run lungs --rounds 50 --test held-out      # preset recommended: FedTutor
     feddure federate run lungs --method fedavg-fixmatch --rounds 50 --set model=cnn --set local_steps=10
     feddure federate run lungs --method fedtutor --init pretrained.safetensors
-    feddure federate run lungs --out lungs/runs/feddure --resume
-    feddure federate run lungs --out lungs/runs/feddure --resume --round 17
+    feddure federate run lungs --out lungs/runs/fedtutor --resume
+    feddure federate run lungs --out lungs/runs/fedtutor --resume --round 17
     ```
     """
+    from feddure import experiments, recommended
     from feddure.cli.federate import show
     from feddure.flower.app.site_data import ImageFolder
     from feddure.flower.deploy import run as runs
@@ -296,6 +300,8 @@ def run(
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
     if round_number is not None and not resume:
         raise ConfigError("--round was given without --resume: only a run that is there can go back")
+    if preset is None and method is None and not resume:
+        preset = recommended.NAME
     given = {
         "preset": preset,
         "method": method,
@@ -310,7 +316,7 @@ def run(
         "dp-noise": dp_noise,
     }
     options = {key: value for key, value in given.items() if value is not None}
-    run_folder = out or runs.default_run_folder(federation, method or "feddure")
+    run_folder = out or runs.default_run_folder(federation, method or experiments.load(preset).method)
     _show(f"run folder: {run_folder}")
     _until_terminated(
         lambda: show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from feddure.data.dataset import UNKNOWN, Dataset, check, measure
+from feddure.data.dataset import UNKNOWN, Dataset, check
 from feddure.data.sources import npz
 from feddure.data.sources.images import FULL_DEPTH, decode
 from feddure.data.sources.layouts import EXPECTED, File, is_table, look
@@ -41,7 +41,7 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
     whole = [number for number in range(len(every)) if number not in decoded.problems]
     files, pixels = [every[number] for number in whole], decoded.images[whole] if damaged else decoded.images
     dataset, split = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)
-    _expect_classes(dataset, damaged)
+    dataset = _expect_classes(dataset, damaged)
     sizes = Counter(decoded.sizes[number] for number in whole)
     remarks = listing.remarks
     if dataset.labelled is not None and dataset.labelled.all():
@@ -85,7 +85,6 @@ def _assemble(
         parts = np.delete(np.arange(train), chosen), chosen
         split = Split(len(chosen), options.test, options.split_seed) if len(chosen) else None
     training, tests = parts
-    mean, std = measure(pixels[training])
     dataset = Dataset(
         name=name,
         images=pixels[training],
@@ -93,8 +92,6 @@ def _assemble(
         test_images=pixels[tests],
         test_labels=labels[tests],
         classes=classes,
-        mean=mean,
-        std=std,
         labelled=labels[training] != UNKNOWN,
         sites=sites,
         site=None if site is None else site[training],
@@ -103,8 +100,8 @@ def _assemble(
     return dataset, split
 
 
-def _expect_classes(dataset: Dataset, damaged: list[str]) -> None:
-    """Files that were left out may have been all that a class or a site had."""
+def _expect_classes(dataset: Dataset, damaged: list[str]) -> Dataset:
+    """The data set, checked: files that were left out may have been all that a class or a site had."""
     counts = np.bincount(dataset.labels[dataset.labels != UNKNOWN], minlength=len(dataset.classes))
     empty = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
     if empty:
@@ -112,4 +109,4 @@ def _expect_classes(dataset: Dataset, damaged: list[str]) -> None:
             f"{dataset.name}: every training image of class {', '.join(empty)} is damaged ({len(damaged)} files are); "
             "mend them, or remove the class"
         )
-    check(dataset, dataset.name)
+    return check(dataset, dataset.name)

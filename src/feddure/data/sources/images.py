@@ -18,7 +18,6 @@ Threads would not do: they wait for each other in Python, where small images spe
 import json
 import os
 import pickle
-import stat
 import subprocess
 import sys
 import warnings
@@ -33,6 +32,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from feddure.errors import DataError, FeddureWarning
+from feddure.files import open_regular
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".bmp", ".gif", ".webp")
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"BM", b"GIF8", b"RIFF")
@@ -181,19 +181,13 @@ def _read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int, tuple
 def _open(path: str | PathLike[str]) -> BinaryIO:
     """A regular file; to open a pipe would wait for somebody who writes to it."""
     try:
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        file = open_regular(path)
     except OSError as error:
         raise Unreadable(f"cannot be read ({error.strerror})") from None
-    file = os.fdopen(number, "rb")
-    about = os.fstat(number)
-    if stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES:
+    if os.fstat(file.fileno()).st_size <= MOST_BYTES:
         return file
     file.close()
-    raise Unreadable(
-        f"is larger than {MOST_BYTES / 2**20:,.0f} MiB, the most that an image file may have"
-        if stat.S_ISREG(about.st_mode)
-        else "is not a regular file; move it away"
-    )
+    raise Unreadable(f"is larger than {MOST_BYTES / 2**20:,.0f} MiB, the most that an image file may have")
 
 
 def _expect_small(image: Image.Image, content: BinaryIO) -> None:

@@ -71,14 +71,16 @@ def _rename(arrays: dict[str, np.ndarray]) -> list[str]:
 
 def _split(arrays: dict[str, np.ndarray], share: float, seed: int) -> Split | None:
     """Set labelled images aside as the test part."""
-    images, labels = arrays["images"], _whole("labels", arrays["labels"])
-    if labels.shape != images.shape[:1]:
-        raise ValueError(f"labels have shape {list(labels.shape)}, expected [{len(images)}], one for each image")
+    images = np.atleast_1d(arrays["images"])
+    arrays |= {name: _whole(name, arrays[name]) for name in ("labels", "site") if name in arrays}
+    for name in ("labels", "labelled", "site"):
+        if name in arrays and (shape := arrays[name].shape) != images.shape[:1]:
+            raise ValueError(f"{name} have shape {list(shape)}, expected [{len(images)}], one for each image")
+    labels, site = arrays["labels"], arrays.get("site")
     usable = labels.copy()
-    if arrays.get("labelled", labels).shape == labels.shape and "labelled" in arrays:
+    if "labelled" in arrays:
         usable[~arrays["labelled"].astype(bool)] = UNKNOWN
-    site = arrays.get("site")
-    chosen = choose_tests(usable, None if site is None or site.shape != labels.shape else site, share, seed)
+    chosen = choose_tests(usable, site, share, seed)
     chosen = chosen if share else chosen[:0]
     arrays |= {"test_images": images[chosen], "test_labels": labels[chosen]}
     if site is not None:

@@ -186,8 +186,8 @@ class Control:
                 raise
             self._keep(known)
             self._show(
-                f"site {site}: this key was used before, and Flower takes none a second time; the site cannot join "
-                f"before it makes a new one and its public key lies at {path}"
+                f"site {site}: this key was used before, and Flower takes none a second time; let the site make "
+                f"a new one and run `feddure federate sites rotate DIR {site} --public-key FILE`"
             )
             return
         known[site] = {"node": str(answer["node-id"]), "key": key}

@@ -175,7 +175,7 @@ only that one.
 {_indented(sites)}
 
 2. Start the server, and leave it running: `feddure federate server .`
-3. Start a run, on this machine: `feddure federate run . --method feddure --rounds 50`
+3. Start a run, on this machine: `feddure federate run . --rounds 50`
 4. Look: `feddure federate status .`
 
 {protection}
@@ -197,21 +197,25 @@ def _site_readme(description: Description, connection: Connection, own_key: bool
 This folder lets `{site}` join the federation at {connection.address}. The site needs outgoing TCP to that address
 and no open port.
 
-1. `pip install 'feddure[flower]'` (Python 3.11 or 3.12).
-2. Put the images in a folder of this shape; any image format that Pillow reads, any size:
+1. Install the feddure that the server's operator has, with its extra `flower` (Python 3.11 or newer).
+2. Put the images in a folder of this shape; PNG, JPEG, TIFF, BMP, GIF or WebP, up to 67 million pixels:
 
 {classes}
     IMAGES/unlabelled/*
+    IMAGES/test/CLASS/*         (if you have some: they stay here, and the received model is tested on them)
 
    Folders of classes you have no images of may be missing; so may `unlabelled`. Where 16-bit files hold 12-bit
    greys, say `--data 'folder:IMAGES?depth=12'` below.
 3. Check everything, with this folder as the current one: `feddure federate check . {site} --data IMAGES`
-4. Join: `feddure federate site . {site} --data IMAGES`, and leave it running; Ctrl-C leaves the federation. The
-   terminal has a line for each round, and says why where the site is refused; Flower's own logs lie in `state/`.
+4. Join: `feddure federate site . {site} --data IMAGES --approve ask`, and leave it running; Ctrl-C leaves the
+   federation. Without `--approve` the site takes part in every run. The terminal has a line for each round, and says
+   why where the site is refused; Flower's own logs lie in `state/`.
 
 {key if connection.secure else _INSECURE}
-Images, file names and labels stay here. What leaves the site: model weights after training on your images, the
-number of labelled and unlabelled images, and averages of the training losses. The server chooses what is trained and
+Images, file names and labels stay here. What leaves the site: the model's parameters and batch-norm statistics after
+training on your images; numbers of labelled, unlabelled, test, validation and unreadable images; mean losses and
+times; accuracy on your test and validation images; this site's name, versions and a process number. All of it, and
+what it tells: docs/security.md. The server chooses what is trained and
 for how long, but cannot bring code of its own: this site runs the feddure that you installed. Use an account that can
 read IMAGES and little else all the same.
 """

@@ -131,8 +131,9 @@ def _unknown_key(bundle: Bundle, site: str, connection: Connection) -> str:
         f"site {site}: the server at {connection.address} turned this site away: it does not know its key.\n"
         f"given: {bundle.key}, {key}\n"
         f"to do: ask the server's operator to compare it with `ssh-keygen -lf server/nodes/{site}.pub` there. Where "
-        f"they differ, use the node.key of the latest bundle, or make a new one (a key that was unregistered is of no "
-        f"more use) and let the operator put {bundle.public_key} there and start the server again"
+        f"they differ, use the node.key of the latest bundle, or make a new key (one that was unregistered is of no "
+        "more use) and send its .pub to the operator, who runs "
+        f"`feddure federate sites rotate DIR {site} --public-key FILE`"
     )
 
 
