@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn import tangent
+from feddure.nn.affine import AffineNorms
 from feddure.nn.flat import Layout, Pieces
 from feddure.nn.networks import NORMS
 
@@ -97,6 +98,7 @@ class Network:
         self._probe: Callable[..., Tensor]
         self._tangent: Callable[..., tuple[Tensor, Tensor]]
         self._evaluate: Callable[..., Tensor]
+        self._affine: AffineNorms | None
         self.stop_compiling()
         if compiled:
             self._compile()
@@ -108,7 +110,8 @@ class Network:
         self._forward = torch.compile(self._run_training, dynamic=False)
         self._features = torch.compile(self._run_featuring, dynamic=False)
         self._probe = torch.compile(self._run_probing, dynamic=False)
-        self._evaluate = torch.compile(self._run_evaluating, dynamic=False)
+        self._affine = AffineNorms(self._evaluating)
+        self._evaluate = torch.compile(self._run_affine, dynamic=False)
         if self._explicit:
             self._tangent = torch.compile(self._run_tangent, dynamic=False)
 
@@ -117,6 +120,7 @@ class Network:
         self.compiled = False
         self._forward, self._probe, self._tangent = self._run_training, self._run_probing, self._run_tangent
         self._features, self._evaluate = self._run_featuring, self._run_evaluating
+        self._affine = None
         self._fused: dict[Callable, Callable] = {}
 
     def take(self, module: nn.Module, heads: Mapping[str, nn.Module] | None = None) -> tuple[Tensor, Tensor]:
@@ -220,11 +224,13 @@ class Network:
 
     def evaluator(self, flat: Tensor, statistics: Tensor) -> Callable[[Tensor], Tensor]:
         """`evaluate` for many images: in large pieces of one size, compiled where the network is."""
-        state = self._whole(flat, statistics)
+        run, state = self._evaluate, self._whole(flat, statistics)
+        if self._affine is not None:
+            state = self._affine.state(state)
 
         def logits(images: Tensor) -> Tensor:
             with torch.no_grad():
-                return self._evaluate(state, images)
+                return run(state, images)
 
         return logits
 
@@ -283,6 +289,10 @@ class Network:
 
     def _run_evaluating(self, state: Named, images: Tensor) -> Tensor:
         return functional_call(self._evaluating, state, (images,)).to(self.master)
+
+    def _run_affine(self, state: Named, images: Tensor) -> Tensor:
+        assert self._affine is not None
+        return functional_call(self._affine.module, state, (images,)).to(self.master)
 
     def _run_tangent(self, named: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         if self._explicit:
