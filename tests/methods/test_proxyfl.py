@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import tiny
 from feddure import experiments
 from feddure.data.batches import cycle
-from feddure.methods.proxyfl import Tuner, contrast
+from feddure.methods.proxyfl import contrast, tune
 from feddure.methods.teacher import either_is_sure
 from feddure.simulation.server import Answer
 from oracle import proxyfl_twin
@@ -140,17 +140,17 @@ def test_the_order_of_rows_is_a_function_of_seed_and_round():
 
 
 @pytest.mark.gpu
-def test_the_captured_tuning_equals_the_plain_one():
-    generator = torch.Generator("cuda").manual_seed(0)
-    for _ in range(2):  # a graph that is used again
-        rows, uploaded = (torch.randn(n, 256, device="cuda", generator=generator) for n in (10, 50))
-        orders = torch.stack([torch.randperm(50, device="cuda", generator=generator) for _ in range(20)])
-        margin = torch.tensor(0.7, device="cuda")
-        plain, captured = (Tuner(rows, uploaded, 0.05, captures) for captures in (False, True))
-        for _ in range(2):
-            found, expected = (tuner(rows, uploaded, margin, orders) for tuner in (captured, plain))
-            torch.testing.assert_close(found, expected)
-            assert (found - rows).abs().max() > 1e-3
+@pytest.mark.parametrize(("classes", "features", "clients"), [(10, 256, 8), (7, 100, 3), (100, 512, 2)])
+def test_the_tuning_on_a_gpu_equals_that_on_a_cpu(classes, features, clients):
+    generator = torch.Generator().manual_seed(0)
+    rows, uploaded = (torch.randn(n, features, generator=generator).double() for n in (classes, clients * classes))
+    orders = torch.stack([torch.randperm(len(uploaded), generator=generator) for _ in range(20)])
+    given = rows, uploaded, torch.tensor(0.7, dtype=torch.float64), orders
+    expected = tune(*given, 0.05)
+    assert (expected - rows).abs().max() > 1e-3
+    torch.testing.assert_close(tune(*(tensor.cuda() for tensor in given), 0.05).cpu(), expected, rtol=1e-9, atol=1e-9)
+    single = (tensor.cuda() if tensor is orders else tensor.float().cuda() for tensor in given)
+    torch.testing.assert_close(tune(*single, 0.05).cpu().double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -59,7 +59,6 @@ class ProxyFL(Method):
     passes = 1.3
     uploads_class_counts = True
     _network: Network
-    _tuner: "Tuner | None" = None
 
     def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
         return heads(features)
@@ -136,13 +135,10 @@ class ProxyFL(Method):
         epochs = max(1, round(self.options.tuning_epochs / self.experiment.rounds)) if self.options.tuning_epochs else 0
         key = (self.experiment.seed, "proxyfl", round_number)
         orders = torch.from_numpy(cycle(np.arange(len(uploaded)), epochs * len(uploaded), *key)).to(rows.device)
-        if self._tuner is None or self._tuner.uploaded.shape != uploaded.shape:
-            self._tuner = Tuner(rows, uploaded, self.options.tuning_rate)
         apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = apart.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), torch.inf).amin(1)
-        return self._tuner(
-            rows, uploaded, nearest.max().clamp(max=self.options.most_margin), orders.view(epochs, len(uploaded))
-        )
+        margin = nearest.max().clamp(max=self.options.most_margin)
+        return tune(rows, uploaded, margin, orders.view(epochs, len(uploaded)), self.options.tuning_rate)
 
     def _rows(self, theta: Tensor) -> Tensor:
         return self._network.rows(self._network.parameters.views(theta))
@@ -165,41 +161,18 @@ def heads(features: int) -> dict[str, nn.Module]:
     return {"feature": nn.Linear(features, features), "proxy": nn.Linear(features, features, bias=False)}
 
 
-class Tuner:
-    """Gradient descent on the rows: thousands of small steps, so that a CUDA graph holds an epoch of them."""
+def tune(rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor, rate: float) -> Tensor:
+    """The rows after an epoch of gradient descent on the uploaded ones in each of these orders."""
+    if rows.is_cuda:
+        from feddure.methods import proxyfl_kernel
 
-    def __init__(self, rows: Tensor, uploaded: Tensor, rate: float, captures: bool = True):
-        self.rate = rate
-        self.uploaded = torch.empty_like(uploaded)
-        self.classes = torch.eye(len(rows), dtype=rows.dtype, device=rows.device).repeat(len(uploaded) // len(rows), 1)
-        self._rows, self._margin = torch.empty_like(rows), torch.empty_like(rows[0, 0])
-        self._order = torch.arange(len(uploaded), device=rows.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if captures and rows.is_cuda:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._epoch()
-            torch.cuda.synchronize()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=stream):
-                self._epoch()
-
-    def __call__(self, rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor) -> Tensor:
-        """The rows after an epoch in each of these orders."""
-        for mine, given in ((self._rows, rows), (self.uploaded, uploaded), (self._margin, margin)):
-            mine.copy_(given)
-        for order in orders:
-            self._order.copy_(order)
-            self._graph.replay() if self._graph is not None else self._epoch()
-        return self._rows.clone()
-
-    def _epoch(self) -> None:
-        """One epoch; the gradient of cross entropy, written out, is (p − 1[k = c]) (ω − Ω_k) / ‖ω − Ω_k‖."""
-        uploaded, classes = self.uploaded[self._order], self.classes[self._order]
-        for omega, target in zip(uploaded.split(BATCH), classes.split(BATCH), strict=True):
-            apart = omega.unsqueeze(1) - self._rows
-            distance = torch.linalg.vector_norm(apart, dim=2)
-            p = (-(distance + self._margin * target)).softmax(1)
-            pull = (p - target) / distance.clamp_min(1e-30) / len(omega)  # where it is 0, so is what it pulls along
-            self._rows.sub_(self.rate * (pull.unsqueeze(2) * apart).sum(0))
+        return proxyfl_kernel.tune(rows, uploaded, margin, orders, rate, BATCH)
+    rows, classes = rows.clone(), torch.eye(len(rows), dtype=rows.dtype).repeat(len(uploaded) // len(rows), 1)
+    for chosen in (part for order in orders for part in order.split(BATCH)):
+        target, apart = classes[chosen], uploaded[chosen].unsqueeze(1) - rows
+        distance = torch.linalg.vector_norm(apart, dim=2)
+        p = (-(distance + margin * target)).softmax(1)
+        # The gradient of cross entropy, written out; where a distance is 0, so is what it pulls along.
+        pull = (p - target) / distance.clamp_min(1e-30) / len(chosen)
+        rows -= rate * (pull.unsqueeze(2) * apart).sum(0)
+    return rows
