@@ -44,9 +44,7 @@ def played(federation):
 
 def test_an_update_that_is_not_finite_is_left_out(images):
     federation = tiny.federation(broken(1, 2, rounds=1), images)
-    with pytest.warns(
-        FeddureWarning, match=r"round 1: .*the update is not finite, of clients \[1, 2\]"
-    ):
+    with pytest.warns(FeddureWarning, match=r"round 1: .*the update is not finite, of clients \[1, 2\]"):
         (record,) = played(federation)
     assert record["left_out"] == [1, 2]
     assert sorted(record["clients"]) == [0, 1, 2, 3]
