@@ -21,9 +21,9 @@ from feddure.studies.grid.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SWEEPS = {
-    "alike": 6, "attacks": 72, "controls": 38, "controls-demo": 35, "controls-slim": 6, "few-labels": 24,
+    "alike": 6, "attacks": 72, "controls": 38, "controls-demo": 35, "few-labels": 24,
     "optimisers": 42, "precision": 4, "privacy": 12, "regulators": 16, "regulators-cifar10": 24, "regulators-slim": 2,
-    "sage-protocol": 8, "sage-small": 6, "scarce-labels": 16, "tutor": 12,
+    "sage-protocol": 8, "scarce-labels": 16, "tutor": 12,
 }  # fmt: skip
 """The number of combinations of each."""
 RESULTS = EXAMPLES.parent / "results"
@@ -199,6 +199,6 @@ def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
     assert counts[0][1].sum() == 360
 
 
-@pytest.mark.parametrize("name", ["controls", "controls-demo", "controls-slim", "sage-protocol", "sage-small"])
+@pytest.mark.parametrize("name", ["controls", "controls-demo", "sage-protocol"])
 def test_every_case_says_what_it_is_there_for(controls, name):
     assert all(point.about for point in sweep.read(EXAMPLES / f"{name}.yaml", allow_modules=True).points)

@@ -7,7 +7,6 @@ theirs can differ from the cells. A table stands between `<!-- table: NAME -->` 
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from matplotlib.lines import Line2D
 from performance import table
 
 from feddure import experiments
+from feddure.flower.app.ledger import epsilon_of
 from feddure.reports import frame, style
 from feddure.reports.frame import by_seed, paired
 from feddure.reports.names import data_size
@@ -41,7 +41,7 @@ IMAGES = ROOT / "docs" / "images"
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 METHODS = {"fedavg-matched": "labels only", "fedavg-fixmatch": "FixMatch", "feddure": "FedDure", "fedtutor": "FedTutor"}
 TABLE1 = {
-    "fedavg": "FedAvg*, labels only", "fedavg-matched": "the same, matched steps", "fedavg-uda": "FedAvg-UDA",
+    "fedavg": "FedAvg*, labels only", "fedavg-matched": "labels only, matched steps", "fedavg-uda": "FedAvg-UDA",
     "fedprox-uda": "FedProx-UDA", "fedavg-fixmatch": "FedAvg-FixMatch", "fedprox-fixmatch": "FedProx-FixMatch",
     "fedmatch": "FedMatch", "feddure": "FedDure", "fedavg-sl": "FedAvg-SL, every label",
     "fedprox-sl": "FedProx-SL, every label",
@@ -84,6 +84,7 @@ def runs(study: str) -> Runs:
     rows["labels"] = [100 * (cell.experiment.partition.label_fraction or 0.1) for cell in cells]
     rows["labels_per_class"] = [cell.experiment.partition.labels_per_class for cell in cells]
     rows["fine"] = [cell.experiment.local_steps == "epoch" for cell in cells]
+    rows["norm"] = [cell.experiment.norm for cell in cells]
     rows["attack"] = [cell.experiment.attack.kind for cell in cells]
     rows["experiment"] = [cell.experiment for cell in cells]
     rows["case"] = [_case(study, experiments.flat(cell.experiment)) for cell in cells]
@@ -189,6 +190,11 @@ def seeds(rows: Runs) -> str:
     return f"seed {found[0]}" if len(found) == 1 else f"seeds {found[0]} to {found[-1]}"
 
 
+def _seeds(rows: Runs) -> str:
+    """The same for a column of seeds."""
+    return seeds(rows).partition(" ")[2].replace("3 to 4", "3, 4")
+
+
 # --- the tables of the pages ---------------------------------------------------------------------------------
 def fedtutor() -> str:
     every = runs("tutor")
@@ -216,7 +222,8 @@ def scarce() -> str:
 
 
 def labellers() -> str:
-    every = pick_cases("controls", ("labels only", "FixMatch", "FedTutor", "true labels on u"))
+    wanted = ("labels only", "FixMatch", "FedTutor", "true labels on u")
+    every = {name: pick(rows, seed=3) for name, rows in pick_cases("controls", wanted).items()}
     columns: dict[str, Callable[[Runs], str]] = {
         "own: right / sure": lambda rows: triple(per_cent(rows, f"probe_own_{what}") for what in RIGHT_SURE),
         "averaged model": lambda rows: triple(per_cent(rows, f"probe_averaged_{what}") for what in RIGHT_SURE),
@@ -230,23 +237,69 @@ def labellers() -> str:
 
 CONTROLS = (
     "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
-    "labels only, FedProx 1", "labels only, calibrated", "averaged model, hard 0.95", "FedTutor, 10 % of u",
-    "Fashion-MNIST as u, FedTutor", "half the clients without labels, FedTutor",
-    "half without labels, all take part, FedTutor",
-    "half without labels, all take part, FedTutor, weight by labels", "true labels on u",
+    "labels only, FedProx 1", "labels only, 300 rounds", "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u",
+    "true labels on u",
 )  # fmt: skip
+
+CONTROLS_DEMO = (
+    "FedTutor",
+    "tutor on labelled images alone",
+    "half the clients without labels, FedTutor",
+    "half without labels, all take part, FedTutor, weight by labels",
+)
+
+
+def controlled(study: str) -> Runs:
+    """The runs of a study of controls; on CIFAR-10 also those of the main table, which are the same but for probes."""
+    every = runs(study)
+    if study != "controls":
+        return every
+    main = runs("tutor")[lambda rows: (rows["setting"] == "dir-dir") & rows["seed"].isin((3, 4, 5))]
+    main = main.assign(case=main["method"].map(METHODS))
+    return pd.concat([every, main]).drop_duplicates(["case", "seed"])
 
 
 def controls(study: str = "controls", shown: Sequence[str] = CONTROLS, about: bool = False) -> str:
-    every, lines = pick_cases(study, shown), []
-    for name, rows in every.items():
+    every, lines = controlled(study), []
+    for name in shown:
+        if (rows := pick(every, case=name)).empty:
+            continue
         told = cases(study)[name]
-        theirs = pick(runs(study), case=told.get("against", "labels only"))
+        theirs = pick(every, case=told.get("against", "labels only"))
         beyond = [gain(rows, theirs, column) for column in (LAST10, AVERAGED)]
-        own = [told.get("about", ""), ", ".join(map(str, sorted(rows["seed"])))] if about else []
+        own = [told.get("about", ""), _seeds(rows)] if about else [_seeds(rows)]
         lines.append((name, *own, both(rows), *(beyond if name != "labels only" else [NOTHING] * 2)))
-    first = ["control", "why", "seeds"] if about else [seeds(pd.concat(every.values()))]
+    first = ["control", "why", "seeds"] if about else ["control", "seeds"]
     return table([*first, "last ten (averaged)", "beyond labels only", "averaged"], lines, len(first))
+
+
+def sage() -> str:
+    every = pick_cases("sage-protocol", cases("sage-protocol"))
+
+    def last(rows: Runs, column: int) -> float:
+        return statistics.fmean(curve[-1][column] for curve in rows["curve"])
+
+    def beyond(rows: Runs, column: int) -> str:
+        return signed(last(rows, column) - last(every["SAGE"], column))
+
+    columns: dict[str, Callable[[Runs], str]] = {
+        "last (averaged)": lambda rows: f"{last(rows, 1):.1f} ({last(rows, 2):.1f})",
+        "− SAGE, last": lambda rows: beyond(rows, 1),
+        "− SAGE, averaged": lambda rows: beyond(rows, 2),
+    }
+    every_run = pd.concat(every.values())
+    first = f"{seeds(every_run)}, round {every_run['rounds'].max()}"
+    return grid(first, every, lambda rows, text: text(rows), columns)
+
+
+def alike() -> str:
+    every, columns = runs("alike"), {"batch norm": "batch", "group norm": "group"}
+
+    def text(name: str, norm: str) -> str:
+        ours, theirs = (pick(every[every["norm"] == norm], case=case) for case in (name, "labels only"))
+        return both(ours) + ("" if name == "labels only" else f", {gain(ours, theirs)}")
+
+    return grid(seeds(every), {name: name for name in cases("alike")}, text, columns)
 
 
 def price() -> str:
@@ -271,6 +324,15 @@ def privacy() -> str:
     columns: dict[str, Callable[[Runs], str]] = {"ε at δ = 1e-5": lambda rows: epsilon(rows)[1]}
     columns |= {METHODS[m]: lambda rows, m=m: both(pick(rows, method=m)) for m in ("fedavg-matched", "fedtutor")}
     return grid(f"{seeds(every)}, last ten (averaged)", rows, lambda rows, text: text(rows), columns)
+
+
+def site_privacy() -> str:
+    rounds = {f"{number} rounds": number for number in (10, 50, 200)}
+
+    def text(noise: int, times: int) -> str:
+        return f"{epsilon_of({float(noise): times}, dp.DELTA):.1f}"
+
+    return grid("`--dp-noise`", {str(noise): noise for noise in (4, 8, 16, 32)}, text, rounds)
 
 
 def epsilon(rows: Runs) -> tuple[float, str]:
@@ -304,19 +366,19 @@ def regulators() -> str:
     return table(("5 steps, last ten", "ours", "paper", "AUROC of weights"), lines)
 
 
-def few_labels(counts: Sequence[int] = (1, 8), whole: bool = False) -> str:
-    """Differences from labels only; the `whole` table has more cases, and accuracies before the differences."""
+def few_labels() -> str:
+    """Accuracies, then differences from labels only."""
     every = runs("few-labels")
-    columns = {f"{s.upper()}, {n}": {"setting": s, "labels_per_class": n} for s in DEMO for n in counts}
+    columns = {f"{s.upper()}, {n}": {"setting": s, "labels_per_class": n} for s in DEMO for n in (1, 2, 8)}
 
     def text(names: tuple[str, ...], column: Mapping[str, Any]) -> str:
         found = [pick(every, case=name, **column) for name in names]
         return spread(*found) if len(found) == 1 else gain(*found)
 
-    names = list(cases("few-labels")) if whole else ["labels only", "FixMatch", "FedDure"]
-    rows: dict[str, tuple[str, ...]] = {name: (name,) for name in names} if whole else {}
+    names = list(cases("few-labels"))
+    rows: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     rows |= {f"{name} − labels only": (name, "labels only") for name in names[1:]}
-    return grid("" if whole else "labels a class and client", rows, text, columns)
+    return grid("", rows, text, columns)
 
 
 def averaging() -> str:
@@ -516,12 +578,11 @@ def _repeats() -> str:
 def _origins() -> str:
     lines = []
     for study in sorted(path.parent.name for path in RESULTS.glob("*/cells.jsonl")):
-        found = Counter(
-            (about.get("command", ""), about.get("commit", ""), about.get("gpu") or f"{about.get('cores')} CPU cores")
-            for about in runs(study)["environment"]
-        )
-        lines += [(study, f"`{command}`", commit, where, str(n)) for (command, commit, where), n in found.items()]
-    return table(("study", "command", "commit", "hardware", "cells"), lines, 4)
+        every = runs(study)["environment"]
+        commits = dict.fromkeys(about.get("commit", "") for about in every)
+        where = dict.fromkeys(about.get("gpu") or f"{about.get('cores')} CPU cores" for about in every)
+        lines.append((study, ", ".join(where), ", ".join(commits), str(len(every))))
+    return table(("study", "hardware", "commits", "cells"), lines, 3)
 
 
 # --- pages ---------------------------------------------------------------------------------------------------
@@ -531,12 +592,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "scarce": scarce,
     "labellers": labellers,
     "controls": controls,
-    "controls-demo": lambda: controls("controls-demo"),
+    "controls-demo": lambda: controls("controls-demo", CONTROLS_DEMO),
     "price": price,
     "privacy": privacy,
+    "site-privacy": site_privacy,
+    "sage": sage,
+    "alike": alike,
     "paper": from_paper,
     "regulators": regulators,
-    "few-labels": few_labels,
     "averaging": averaging,
     "attacks": attacks,
     "all-fedtutor": lambda: _accuracies(runs("tutor"), METHODS),
@@ -562,7 +625,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo-pairs": lambda: _pairs("regulators", DEMO, PAIRS_DEMO),
     "chart-labels": lambda: _chart("labels", {f"{share} %": share for share in (2, 4, 10, 15, 20)}, gamma=0.5),
     "chart-gamma": lambda: _chart("gamma", {f"γ = {gamma:g}": gamma for gamma in (0.3, 0.5, 0.7, 1.0)}, labels=10.0),
-    "all-few-labels": lambda: few_labels((1, 2, 8), whole=True),
+    "all-few-labels": few_labels,
     "repeats": _repeats,
     "origins": _origins,
     **performance.TABLES,

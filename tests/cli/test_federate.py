@@ -115,6 +115,13 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     assert (found.experiment.options, found.protection.clipping_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
 
+    with pytest.raises(RunError, match="enough"):
+        run("run", tmp_path / "trees", "--rounds", 3)  # what we would use, where nobody says
+    options, place, _ = asked[1]
+    assert place == tmp_path / "trees" / "runs" / "fedtutor"
+    found = run_config.read(options).experiment
+    assert (found.method, found.server.weight, found.rounds) == ("fedtutor", "labelled", 3)
+
 
 def test_a_site_gets_its_options(tmp_path, monkeypatch):
     asked = []
