@@ -76,7 +76,7 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
     assert "finished already" in err
     assert "accuracy, last evaluation" in out
     for words, message in (
-        (["--dataset", data, *SMALL, "--out", "stopped"], "add --resume"),
+        (["--dataset", data, *SMALL, "--out", "stopped"], "(--resume)"),
         (["--out", "stopped", "--resume", "--rounds", 9], "rounds: 2 there, 9 given"),
         (["--resume"], "name the folder"),
     ):
@@ -150,7 +150,7 @@ def test_a_run_whose_updates_are_all_left_out_fails(feddure, data, tmp_path):
     )
     code, _, err = feddure("run", "--dataset", data, *SMALL, "--method", "broken_method:Broken", "--out", "mine")
     assert code == 2, err
-    assert "note: round 1: the updates of clients" in " ".join(err.split())
+    assert "note: round 1: left out were updates" in " ".join(err.split())
     assert "used no client" in err
     assert not (tmp_path / "here" / "mine" / "model.safetensors").exists()
     lines = (tmp_path / "here" / "mine" / "metrics.jsonl").read_text().splitlines()

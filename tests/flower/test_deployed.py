@@ -60,7 +60,8 @@ def outcome(tmp_path_factory):
             federation.processes[name] = start_stranger(federation, name, images / "north")
         settings = [word for pair in SETTINGS.split() for word in ("--set", pair)]
         tests = ("--test", root / "images" / "test")
-        process = federation.start_run("run", root / "run", "--rounds", 2, *tests, *settings)
+        asked = ("--method", "feddure", "--rounds", 2)
+        process = federation.start_run("run", root / "run", *asked, *tests, *settings)
         arguments = set()
 
         def ended():

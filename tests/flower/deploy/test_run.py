@@ -116,7 +116,7 @@ def test_a_wrong_test_folder_is_refused(flower, tmp_path, file, problem):
 def test_a_run_that_is_there_is_neither_overwritten_nor_resumed_with_other_options(flower):
     run.add_to_run_index(flower.folder, RunEntry("7", str(flower.place), {"rounds": 40}))
     flower.begin(done=3, rounds=40)
-    assert "add --resume" in flower.problem()
+    assert "(--resume)" in flower.problem()
     assert "(rounds: 40 there, 60 given)" in flower.problem(resume=True, rounds=60)
     flower.states = [RunState("7", "running", 1.0)]
     assert "run 7 is still going on there" in flower.problem(resume=True)
