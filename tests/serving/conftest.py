@@ -1,7 +1,6 @@
 """A trained run and its exported files, made once for all tests of this folder, which leave them as they are."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,14 @@ LEARNS = {"method": "fedavg-sl", "partition.setting": "iid-iid", "rounds": 8, "o
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has learnt something, with an averaged model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "TensorBoard", folders.Watcher)
         patch.setattr(runs, "write_report", lambda run_folders, out: None)
         patch.setattr(environment, "commit", lambda: None)
         folder = tmp_path_factory.mktemp("trained") / "run"
-        yield folders.execute(folder, dataset="folder:/home/ada/patients", **LEARNS, **{"server.ema": 0.9}).folder
+        return folders.execute(folder, dataset="folder:/home/ada/patients", **LEARNS, **{"server.ema": 0.9}).folder
 
 
 @pytest.fixture
