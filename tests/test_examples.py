@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SWEEPS = {
     "alike": 6, "attacks": 72, "controls": 38, "controls-demo": 35, "few-labels": 24,
     "optimisers": 42, "precision": 4, "privacy": 12, "regulators": 16, "regulators-cifar10": 24, "regulators-slim": 2,
-    "sage-protocol": 8, "scarce-labels": 16, "tutor": 12,
+    "sage-300": 3, "sage-protocol": 8, "scarce-labels": 16, "tutor": 12,
 }  # fmt: skip
 """The number of combinations of each."""
 RESULTS = EXAMPLES.parent / "results"

@@ -191,8 +191,10 @@ def seeds(rows: Runs) -> str:
 
 
 def _seeds(rows: Runs) -> str:
-    """The same for a column of seeds."""
-    return seeds(rows).partition(" ")[2].replace("3 to 4", "3, 4")
+    """The same for a column of seeds; those that are not all between the first and the last one by one."""
+    found = sorted(set(rows["seed"]))
+    whole = len(found) > 2 and found == list(range(found[0], found[-1] + 1))
+    return f"{found[0]} to {found[-1]}" if whole else ", ".join(map(str, found))
 
 
 # --- the tables of the pages ---------------------------------------------------------------------------------
