@@ -320,3 +320,8 @@ def test_a_field_can_be_emptied(images, tmp_path):
 def test_everything_promised_is_there():
     assert set(feddure.__all__) <= set(dir(feddure))
     assert all(hasattr(feddure, name) for name in feddure.__all__)
+
+
+def test_a_folder_of_data_may_be_a_text(tmp_path):
+    with pytest.raises(feddure.FeddureError, match="cifar10"):
+        feddure.load_dataset("cifar10", str(tmp_path))

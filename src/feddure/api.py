@@ -412,10 +412,10 @@ def partition(
     return PartitionView(partitions.make(images, found, seed), images)
 
 
-def load_dataset(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
+def load_dataset(name: str, data_dir: Path | str | None = None, progress: bool = False) -> Dataset:
     """The data set of this name; `data_dir` is where downloaded ones live."""
     plugins.allow(name)
-    return data.load(name, data_dir, progress)
+    return data.load(name, Path(data_dir) if data_dir else None, progress)
 
 
 def _changed(changes: Mapping[str, Any], sets: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:

@@ -19,6 +19,7 @@ import torch
 from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
+from feddure.data.sources import Options, folder, with_options
 
 NAME = "recommended"
 OWN_IMAGES = ("folder:", "npz:")
@@ -89,14 +90,28 @@ def load(
     if preset != NAME and (preset is not None or file is not None or not name.startswith(OWN_IMAGES)):
         return experiments.load(preset, file, dict(changes), sets, allow_modules), None
     experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
+    gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
+    given["dataset"] = name = _fitted_to_files(name, gpu)
     images = read(name)
     labelled = _labels(images, given)
-    gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
     bf16 = environment.computes_bf16()
     size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu, bf16)
     found, said = recommend(size, given)
     say(f"preset {NAME}: {said}. --set changes any field, --preset all of them")
     return experiments.load(NAME, None, found, sets), images
+
+
+def fitted(name: str, options: Mapping[str, int]) -> str:
+    """A folder's name with these options, where it states none and they are not the usual ones."""
+    usual, stated = Options()._asdict(), name.partition("?")[2]
+    new = {key: value for key, value in options.items() if value != usual[key] and f"{key}=" not in stated}
+    return with_options(name, **new)
+
+
+def _fitted_to_files(name: str, gpu: bool) -> str:
+    kind, _, where = name.partition(":")
+    found = folder.shorter_side(where) if kind == "folder" and "size=" not in where.partition("?")[2] else None
+    return fitted(name, image_options(*found, gpu)) if found else name
 
 
 def image_options(shorter_side: int, modes: Iterable[str], gpu: bool) -> dict[str, int]:

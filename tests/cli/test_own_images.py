@@ -65,7 +65,7 @@ def test_two_commands_from_sites(feddure, tmp_path):
             paint(tmp_path / "sites" / site / "unlabelled" / f"{image}.png", image)
     code, _, err = feddure("run", "--dataset", tmp_path / "sites", *TINY, "--out", "run")
     assert code == 0, err
-    assert "on 16 labelled and 8 unlabelled images of 2 classes, 32×32 colour, at 2 sites" in err
+    assert "on 16 labelled and 8 unlabelled images of 2 classes, 16×16 colour, at 2 sites" in err
     code, _, err = feddure("export", "run", "--out", "sites.safetensors")
     assert code == 0, err
     done = read_run(tmp_path / "here" / "run")
@@ -96,7 +96,7 @@ def test_damaged_files_are_listed_and_skipped_where_asked(feddure, tmp_path):
     code, _, err = feddure("run", "--config", "run/config.yaml", "--out", "again")
     assert code == 0, err
     (tmp_path / "here" / "old.yaml").write_text(
-        (tmp_path / "here" / "run" / "config.yaml").read_text().replace("?skip_damaged=1", "")
+        (tmp_path / "here" / "run" / "config.yaml").read_text().replace("&skip_damaged=1", "")
     )
     assert feddure("run", "--config", "old.yaml", "--out", "refused")[0] == 2
     assert feddure("run", "--config", "old.yaml", "--skip-damaged", "--out", "mended")[0] == 0
@@ -145,15 +145,24 @@ def test_runs_side_by_side_are_announced_with_less_time(monkeypatch):
         assert time in said[0]
 
 
-def test_files_that_are_larger_than_what_is_read_are_pointed_out(feddure, tmp_path):
+def test_files_are_read_at_the_size_that_suits_them(feddure, tmp_path):
+    """As the command says that `data check` ends with; other presets read as ever, and say so."""
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         (tmp_path / "here" / "large" / name).mkdir(parents=True)
         for number in range(6):
-            pixels = rng.integers(0, 255, (70, 80, 3), dtype=np.uint8)
+            pixels = rng.integers(0, 255, (70, 80), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "here" / "large" / name / f"{number}.png")
     small = ("--rounds", 1, "--set", "local_steps=1", "--set", "model=cnn", "--set", "partition.clients=2")
-    _, _, said = feddure("run", "--dataset", "large", *small, "--out", "one")
+    for name, shape in {
+        "large": "64×64 grey",
+        "folder:large?size=32": "32×32 colour",
+        "folder:large?channels=3": "64×64 colour",
+    }.items():
+        code, _, said = feddure("run", "--dataset", name, *small)
+        assert code == 0, said
+        assert shape in said
+        assert "the files are larger" not in said
+    assert "size=64&channels=1" in suggested(feddure, "large")["suggestion"]["dataset"]
+    _, _, said = feddure("run", "--preset", "demo", "--dataset", "folder:large", *small, "--set", "clients_per_round=1")
     assert "read at 32 × 32 pixels, the files are larger" in said
-    _, _, said = feddure("run", "--dataset", "folder:large?size=32", *small, "--out", "two")
-    assert "the files are larger" not in said

@@ -38,6 +38,14 @@ def test_from_the_command_line_to_the_report(feddure, data, tmp_path):
     assert list(done.folder.glob("events.*"))
 
 
+@pytest.mark.parametrize("mistake", ["--method", "--model"])
+def test_no_folder_is_named_for_what_cannot_be_made(feddure, data, mistake):
+    code, _, err = feddure("run", "--dataset", data, *SMALL, mistake, "typo")
+    assert code == 2
+    assert f"{mistake[2:]} 'typo': expected one of" in err
+    assert "run folder" not in err
+
+
 @pytest.mark.usefixtures("quiet")
 def test_a_folder_is_chosen_where_none_is_given(feddure, data, tmp_path):
     for _ in range(2):

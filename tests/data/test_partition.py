@@ -84,7 +84,10 @@ def requests(draw):
         assume(smallest * classes >= clients)
         number = draw(st.integers(clients, smallest * classes))
         labels = {"label_fraction": number / (sum(per_class) + unknown)}
-    assume(sum(per_class) + unknown - number >= clients)
+    rest = sum(per_class) + unknown - number
+    assume(rest >= clients)
+    # Half a class is rounded down: of a few images of many classes, one of two clients might get none at all.
+    assume(setting != "pairs" or min(number, rest) // (clients // 2) >= 4 * (classes + 1))
     chosen = config.PartitionOptions(setting=setting, clients=clients, gamma=gamma, **labels)
     return dataset(per_class, unknown), chosen, seed, number
 

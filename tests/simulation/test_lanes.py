@@ -1,5 +1,8 @@
 """Lanes: results depend neither on how many there are, nor on the order of tasks, nor on what ran before."""
 
+import threading
+
+import psutil
 import pytest
 import torch
 
@@ -7,8 +10,9 @@ import feddure
 import tiny
 from feddure.errors import FeddureWarning
 from feddure.methods.base import Method
+from feddure.simulation import lanes as simulation_lanes
 from feddure.simulation.engine import Engine
-from feddure.simulation.lanes import Lanes, Stopped
+from feddure.simulation.lanes import Lane, Lanes, Stopped
 
 METHODS = ("fedavg-matched", "fedprox-sl", "feddure")
 
@@ -45,15 +49,111 @@ def test_a_refilled_lane_equals_a_fresh_one(images):
     assert_same_results(used.run([one]), Lanes(torch.device("cpu"), 1).run([one]))
 
 
-def test_a_lane_that_was_stopped_in_the_middle_starts_clean(images):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lane_that_was_stopped_in_the_middle_starts_clean(images, count, monkeypatch):
     tasks = many_tasks(images)
-    lanes = Lanes(torch.device("cpu"), 2)
-    asked = iter([False, False, False, True])
-    lanes.stop = lambda: next(asked)
+    lanes, step = Lanes(torch.device("cpu"), count), Lane.step
+    begun, asked = threading.Event(), threading.Event()
+
+    def slow(self, index):
+        step(self, index)
+        if index == 1:
+            begun.set()
+            asked.wait(30 if count == 2 else 0)
+
+    def stop():
+        if begun.is_set():
+            asked.set()
+        return asked.is_set()
+
+    monkeypatch.setattr(Lane, "step", slow)
+    lanes.stop = stop
     with pytest.raises(Stopped):
         lanes.run(tasks)
+    monkeypatch.undo()
     lanes.stop = lambda: False
     assert_same_results(lanes.run(tasks), Lanes(torch.device("cpu"), 1).run(tasks))
+
+
+class Counting(Method):
+    """Says how many threads its step has; a client may fail."""
+
+    failing = None
+
+    def step(self, client, batch):
+        if client.key[2] == self.failing:
+            raise ValueError(f"client {self.failing} fails")
+        client.descend(client.model(batch.labelled)[0].sum())
+        return {"threads": client.theta.new_tensor(torch.get_num_threads())}
+
+
+def test_lanes_on_a_cpu_share_its_cores(images):
+    feddure.register_method("counting", Counting)
+    tasks = many_tasks(images, "counting")
+    cores = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for wanted, threads in ((1, 4), (2, 2), ("auto", 1)):
+            results = Lanes(torch.device("cpu"), wanted).run(tasks)
+            assert {value for result in results for value in result.records["threads"].tolist()} == {threads}
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(cores)
+
+
+def test_an_error_on_one_lane_ends_all(images, monkeypatch):
+    feddure.register_method("counting", Counting)
+    tasks = many_tasks(images, "counting")
+    monkeypatch.setattr(Counting, "failing", tasks[2].client)
+    with pytest.raises(ValueError, match=f"client {tasks[2].client} fails"):
+        Lanes(torch.device("cpu"), 3).run(tasks)
+
+
+def lanes_used(tasks):
+    lanes = Lanes(torch.device("cpu"), 3)
+    lanes.timeline = []
+    lanes.run(tasks)
+    return len({span.lane for span in lanes.timeline})
+
+
+def test_no_more_lanes_than_fit_into_memory(images, monkeypatch):
+    tasks = many_tasks(images, "fedavg-matched")
+    assert lanes_used(tasks) == 3
+    memory = type("Memory", (), {"total": 5 * max(map(simulation_lanes._bytes, tasks))})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert lanes_used(tasks) == 2
+
+
+def test_networks_of_unknown_layers_have_one_lane(images):
+    """They may keep something of a pass to themselves, and PyTorch's forward mode is for one thread at a time."""
+    feddure.register_network("smooth", lambda channels, classes: Smooth(channels, classes))
+    tasks = many_tasks(images, model="smooth")
+    assert lanes_used(tasks) == 1
+    assert_same_results(Lanes(torch.device("cpu"), 3).run(tasks), Lanes(torch.device("cpu"), 1).run(tasks))
+
+
+class Smooth(torch.nn.Sequential):
+    """With a layer that has no rule of its own."""
+
+    def __init__(self, channels, classes):
+        flat = torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
+        super().__init__(torch.nn.Conv2d(channels, 4, 3), torch.nn.GELU(), *flat, torch.nn.Linear(16, classes))
+
+
+def test_a_copy_for_a_thread_shares_the_parameters(images):
+    network = many_tasks(images)[0].program.network
+    other = network.for_thread()
+    assert other._training is not network._training
+    pairs = zip(other._training.parameters(), network._training.parameters(), strict=True)
+    assert all(one is another for one, another in pairs)
+
+
+def test_one_thread_runs_what_was_compiled(images, monkeypatch):
+    tasks = many_tasks(images, "fedavg-matched")
+    network = tasks[0].program.network
+    monkeypatch.setattr(network, "fuse", lambda function: function)  # compiling takes seconds
+    network.compiled = True
+    assert lanes_used(tasks) == 1
 
 
 def test_memory_of_a_client_comes_back_to_it(images):

@@ -75,7 +75,7 @@ def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: boo
     gpu = torch.cuda.is_available()
     if found.shorter_side is not None and not as_told:
         options = recommended.image_options(found.shorter_side, found.modes, gpu)
-        name, dataset = _with_size(name, dataset, options)
+        name, dataset = recommended.fitted(name, options), _resized(dataset, options)
     if found.damaged:
         name = sources.with_options(name, skip_damaged=1)
     try:
@@ -131,23 +131,18 @@ def _duration(times: Sequence[float | None], runs: float = 1) -> str:
     return f"{estimate.in_words(runs * sum(known))} on this CPU"
 
 
-def _with_size(name: str, dataset: "Dataset", options: dict[str, int]) -> "tuple[str, Dataset]":
-    """The name with these options, and images of that shape: enough to measure time by, not to train on."""
+def _resized(dataset: "Dataset", options: dict[str, int]) -> "Dataset":
+    """Images of that shape: enough to measure time by, not to train on."""
     from dataclasses import replace
 
     import numpy as np
 
-    usual = sources.Options()
-    changed = {key: value for key, value in options.items() if value != getattr(usual, key)}
-    rows = np.arange(options["size"]) * dataset.shape[0] // options["size"]
+    rows, channels = np.arange(options["size"]) * dataset.shape[0] // options["size"], options["channels"]
 
     def resize(images: np.ndarray) -> np.ndarray:
-        return images[:, rows][:, :, rows][..., : options["channels"]]
+        return images[:, rows][:, :, rows][..., :channels]
 
-    if not changed:
-        return name, dataset
-    channels = options["channels"]
-    return sources.with_options(name, **changed), replace(
+    return replace(
         dataset,
         images=resize(dataset.images),
         test_images=resize(dataset.test_images),

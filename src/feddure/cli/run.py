@@ -48,9 +48,9 @@ def run(
     """
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
-        from feddure import api, experiments, plugins, recommended
+        from feddure import api, experiments, methods, plugins, recommended
         from feddure.data.partition import expect_clients
-        from feddure.simulation import runs
+        from feddure.simulation import program, runs
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
@@ -69,9 +69,12 @@ def run(
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
     runs.check_folder(experiment, folder, resume)
+    finished_before = runs.is_finished(folder)
+    if not finished_before:
+        methods.make(experiment)  # mistakes before a folder is named
+        program.new_module(experiment, images)
     console.print(f"run folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
-    finished_before = runs.is_finished(folder)
     if not resume and not folder.exists():
         own_images.say_plan([experiment], images, console.print)
     try:

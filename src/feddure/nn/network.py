@@ -92,6 +92,8 @@ class Network:
             path, _, last = name.rpartition(".")
             setattr(self._probing.get_submodule(path), last, self._probing.get_buffer(name).to(self.compute))
         self._explicit = tangent.supports(self._probing)
+        # Layers that are known keep nothing of a pass to themselves.
+        self.reentrant = self._explicit and all(map(tangent.supports, self._heads.values()))
         self._forward_mode = True  # until a layer turns out to have none
         self._forward: Callable[..., Tensor]
         self._features: Callable[..., tuple[Tensor, Tensor]]
@@ -122,6 +124,12 @@ class Network:
         self._features, self._evaluate = self._run_featuring, self._run_evaluating
         self._affine = None
         self._fused: dict[Callable, Callable] = {}
+
+    def for_thread(self) -> "Network":
+        """A copy for another thread, where it is `reentrant`: a pass puts its weights into the modules."""
+        modules = (self._training, self._evaluating, self._probing, *self._heads.values())
+        shared = [parameter for module in modules for parameter in module.parameters()]  # nobody reads their values
+        return copy.deepcopy(self, {id(parameter): parameter for parameter in shared})
 
     def take(self, module: nn.Module, heads: Mapping[str, nn.Module] | None = None) -> tuple[Tensor, Tensor]:
         """A module's parameters, with those of its heads, and statistics as flat vectors."""

@@ -44,19 +44,20 @@ def _measure(federation: Federation, engine: Engine) -> float | None:
     tasks, preparing = _timed(federation.tasks)
     if not tasks:
         return None
-    task = max(tasks, key=lambda task: task.steps)
-    _steps(engine, task, 1)  # the first also pays for warming up
-    few, many = (mean(_steps(engine, task, number) for _ in range(2)) for number in (1, 1 + _STEPS))
+    queues = engine.lanes.deal(tasks)
+    first = [tasks[queue[0]] for queue in queues]  # one a lane
+    _steps(engine, first, 1)  # the first also pays for warming up
+    few, many = (mean(_steps(engine, first, number) for _ in range(2)) for number in (1, 1 + _STEPS))
     step = (many - few) / _STEPS if many > few else many / (1 + _STEPS)
     once = max(0.0, few - step)  # what a client does before its steps
-    training = sum(once + each.steps * step for each in tasks)
+    training = max(sum(once + tasks[index].steps * step for index in queue) for queue in queues)
     _, testing = _timed(federation.server.test)
     evaluations = experiment.rounds // experiment.evaluate_every
     return experiment.rounds * (preparing + training) + evaluations * testing
 
 
-def _steps(engine: Engine, task: Task, steps: int) -> float:
-    return _timed(lambda: engine.run([replace(task, steps=min(steps, task.steps))]))[1]
+def _steps(engine: Engine, tasks: list[Task], steps: int) -> float:
+    return _timed(lambda: engine.run([replace(task, steps=min(steps, task.steps)) for task in tasks]))[1]
 
 
 def _timed(work: Callable[[], _Value]) -> tuple[_Value, float]:

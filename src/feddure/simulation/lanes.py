@@ -4,15 +4,22 @@ A lane holds the static tensors of one client in training. On CUDA it has its ow
 batch, its own captured graph of one local step. The tasks of a round are dealt out longest first; a lane that has
 finished a client writes what it uploads to that client's own slot and takes its next task in place. Nothing waits for
 anything else: the main stream goes on where all lanes have finished, and the host is free meanwhile for what does not
-depend on their work. On a CPU the lanes take turns, which changes nothing but the order of the work.
+depend on their work.
+
+On a CPU a lane is a thread with a network of its own. One core a client wastes less than all cores on each layer of
+one client, whose threads wait for each other after every piece: beside other programs they may take tens of times as
+long.
 """
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -20,10 +27,19 @@ from feddure.data.batches import Batch
 from feddure.errors import FeddureError, FeddureWarning
 from feddure.methods.base import Client, State
 from feddure.methods.validation import check_memory
+from feddure.nn.network import PIECE
 from feddure.simulation.program import Program
 
 AUTO_LANES = 20
 """Lanes on a GPU when nobody says: more than this gained nothing (docs/performance.md)."""
+
+_TRAINED, _LABELLED = 20_000, 1_300
+"""Bytes a pixel of images that a step trains on, and of those that a frozen model labels, with ResNet-9."""
+
+_VECTORS = 12
+"""Models, gradients and an optimiser's means of a client, at most."""
+
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,9 @@ class Lane:
         self.number = number
         self.program = program
         self.stream = stream
-        self.client = Client(program.network, program.experiment, program.proximal, program.classes)
+        alone = stream is not None or number == 0 or not program.network.reentrant
+        network = program.network if alone else program.network.for_thread()
+        self.client = Client(network, program.experiment, program.proximal, program.classes)
         program.method.allocate(self.client)
         check_memory(program.method, self.client, program.experiment.method)
         self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
@@ -191,11 +209,12 @@ class _StepGraph:
 
 
 class Lanes:
-    """All lanes of an engine, by program, on a fixed number of streams."""
+    """All lanes of an engine, by program, on a fixed number of streams or threads."""
 
     def __init__(self, device: torch.device, wanted: int | str):
         self.device = device
-        self.limit = (AUTO_LANES if device.type == "cuda" else 1) if wanted == "auto" else int(wanted)
+        every = AUTO_LANES if device.type == "cuda" else torch.get_num_threads()
+        self.limit = every if wanted == "auto" else int(wanted)
         self.overlaps = device.type == "cuda"  # whether the host is free while lanes train
         self._streams: list[torch.cuda.Stream | None] = []
         self._lanes: dict[int, list[Lane]] = {}
@@ -207,14 +226,17 @@ class Lanes:
 
         On CUDA they are ready for the current stream, and `meanwhile` is called while the lanes are at work.
         """
-        queues = self._deal(tasks)
         clock = _Clock(self.device) if self.timeline is not None else None
         results: list[Result | None] = [None] * len(tasks)
+        queues = self.deal(tasks)
+        for number, queue in enumerate(queues):
+            for index in queue:
+                self._lane(number, tasks[index].program)  # built by one thread
         workers = [self._work(number, queue, tasks, results, clock) for number, queue in enumerate(queues)]
-        while workers:  # each lane in turn issues one step; on CUDA the issuing runs far ahead of the work
-            if self.stop():
-                raise Stopped
-            workers = [worker for worker in workers if next(worker, None) is not None]
+        if self.overlaps or len(workers) <= 1:
+            self._take_turns(workers)
+        else:
+            self._side_by_side(workers)
         if self.overlaps:
             meanwhile()
         for stream in self._streams[: len(queues)]:
@@ -224,9 +246,50 @@ class Lanes:
             self.timeline += clock.spans()
         return results  # type: ignore[return-value]
 
+    def _take_turns(self, workers: list[Iterator[bool]]) -> None:
+        """Each in turn issues one step; on CUDA the issuing runs far ahead of the work."""
+        while workers:
+            if self.stop():
+                raise Stopped
+            workers = [worker for worker in workers if next(worker, None) is not None]
+
+    def _side_by_side(self, workers: list[Iterator[bool]]) -> None:
+        """Each in a thread with its share of the cores; an error of one ends all."""
+        if self.stop():
+            raise Stopped
+        cores, ended, stopped = torch.get_num_threads(), threading.Event(), False
+
+        def work(worker: Iterator[bool]) -> None:
+            torch.set_num_threads(max(1, cores // len(workers)))
+            try:
+                while not ended.is_set() and next(worker, None):
+                    pass
+            except BaseException:
+                ended.set()
+                raise
+
+        try:
+            with ThreadPoolExecutor(len(workers)) as pool:
+                try:
+                    waiting = futures = [pool.submit(work, worker) for worker in workers]
+                    while waiting and not stopped:
+                        waiting = list(wait(waiting, _SECONDS_BETWEEN_LOOKS).not_done)
+                        stopped = bool(waiting) and self.stop()
+                finally:
+                    ended.set()
+            for future in futures:
+                future.result()
+            if stopped:
+                raise Stopped
+        except BaseException:
+            self._lanes.clear()  # after a second Ctrl-C a thread may still be at work on them
+            raise
+        finally:
+            torch.set_num_threads(cores)  # a thread's number becomes that of every thread to come
+
     def prepare(self, tasks: list[Task]) -> None:
         """Build the lanes and capture the graphs that these tasks will need."""
-        for number, queue in enumerate(self._deal(tasks)):
+        for number, queue in enumerate(self.deal(tasks)):
             for index in queue:
                 self._lane(number, tasks[index].program).prepare(tasks[index])
 
@@ -247,9 +310,9 @@ class Lanes:
             if clock:
                 clock.stop(lane)
 
-    def _deal(self, tasks: list[Task]) -> list[list[int]]:
+    def deal(self, tasks: list[Task]) -> list[list[int]]:
         """Longest task first, each to the lane with the least work so far."""
-        count = min(self.limit, len(tasks))
+        count = self._count(tasks)
         queues: list[list[int]] = [[] for _ in range(count)]
         load = [0.0] * count
         costs = [task.steps * task.program.cost(task.batches) for task in tasks]
@@ -258,6 +321,15 @@ class Lanes:
             queues[lane].append(index)
             load[lane] += costs[index]
         return queues
+
+    def _count(self, tasks: list[Task]) -> int:
+        """How many lanes: as many as are wanted and, on a CPU, as can be threads and fit into its memory."""
+        count = min(self.limit, len(tasks))
+        if self.overlaps or count <= 1:
+            return count
+        if any(task.program.network.compiled or not task.program.network.reentrant for task in tasks):
+            return 1
+        return max(1, min(count, psutil.virtual_memory().total // 2 // max(map(_bytes, tasks))))
 
     def _lane(self, number: int, program: Program) -> Lane:
         lanes = self._lanes.setdefault(id(program), [])
@@ -284,6 +356,16 @@ class Lanes:
         self.release()
         warnings.warn(f"out of GPU memory: going on with {self.limit} lanes", FeddureWarning, stacklevel=3)
         return True
+
+
+def _bytes(task: Task) -> int:
+    """About what a client in training takes."""
+    images = [tensor for tensor in task.batches.tensors() if tensor.dim() >= 5]
+    height, width = images[0].shape[-2:]
+    rows = [tensor.shape[1:-3].numel() for tensor in images]
+    at_once = min(PIECE, max(rows) * task.steps)
+    vectors = _VECTORS * task.program.network.parameters.size * task.program.network.master.itemsize
+    return height * width * (_TRAINED * sum(rows) + _LABELLED * at_once) + vectors
 
 
 class _Clock:

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
 from feddure.data.sources import npz
-from feddure.data.sources.images import FULL_DEPTH, decode
+from feddure.data.sources.images import FULL_DEPTH, decode, headers
 from feddure.data.sources.layouts import EXPECTED, File, is_table, look
 from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged, shown
 from feddure.errors import DataError
@@ -56,6 +56,15 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
         dict(Counter(decoded.modes[number] for number in whole).most_common()),
         round(statistics.median(min(decoded.sizes[number]) for number in whole)),
     )
+
+
+def shorter_side(where: str) -> tuple[int, set[str]] | None:
+    """The files' median shorter side and their modes, by their headers; None where there are no image files."""
+    path, _ = parse("folder", where, Options._fields)
+    if not (path.is_dir() or (path.is_file() and is_table(path))):
+        return None
+    found = list(headers(file.path for file in look(path).files))
+    return (round(statistics.median(min(size) for size, _ in found)), {mode for _, mode in found}) if found else None
 
 
 def depth_of(name: str) -> int:
