@@ -55,6 +55,7 @@ def measure(case: str, company: str, lanes: str, options: argparse.Namespace) ->
     again = [sys.executable, __file__, case, "--endless", lanes, *(f"--set={one}" for one in options.sets)]
     with beside({ALONE: [], RUN: [again], BUSY: 6 * [[sys.executable, "-c", "while True: pass"]]}[company]):
         found = seconds(federation.train_round, options.rounds, warm_up=2)
+    print(f"{case}, {lanes} lanes beside {company}: {spread(found)}", file=sys.stderr, flush=True)
     return {"case": case, "beside": company, "lanes": lanes, "ms_per_round": spread(found, 1e3)}
 
 

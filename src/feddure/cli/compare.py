@@ -60,7 +60,7 @@ def compare(
     Examples:
 
     ```text
-    feddure compare --preset demo                              # four methods, minutes on two CPU cores
+    feddure compare --preset demo                              # four methods, two minutes on 2 CPU cores
     feddure compare --preset demo --seeds 0,1                  # two seeds instead of four
     feddure compare --preset aaai24 --methods fedavg-matched,fedavg-fixmatch,feddure --seeds 0,1,2,3,4
     feddure compare --preset demo --methods local,fedavg-matched,fedtutor   # is joining worth it, site by site?

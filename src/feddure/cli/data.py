@@ -20,7 +20,11 @@ from feddure.data.dataset import UNKNOWN, Dataset, measure
 from feddure.data.sources.fetch import fetch as fetch_dataset
 from feddure.errors import FeddureWarning
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="List, fetch and check data sets.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, fetch and check data sets, also your own: `feddure data check my/images`.",
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `feddure data list` names it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone, for scripts.")]

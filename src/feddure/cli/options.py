@@ -12,7 +12,12 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FEDDURE_DATA", help="Where data sets live; default: a user cache folder."),
 ]
-Preset = Annotated[str | None, typer.Option("--preset", help="Start from this preset (`feddure config` lists them).")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", help="Preset (`feddure config` lists them); default: recommended for own images, else none."
+    ),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Start from a configuration file, e.g. a run's.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any field; may be repeated.")

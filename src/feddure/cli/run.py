@@ -35,7 +35,7 @@ def run(
     Examples:
 
     ```text
-    feddure run --preset demo                                  # minutes on two CPU cores
+    feddure run --preset demo                                  # half a minute on 2 CPU cores
     feddure run --preset aaai24 --setting iid-iid --seed 1     # the paper's set-up, one GPU
     feddure run --preset demo --method fedavg-sl --set rounds=50
     feddure run --preset aaai24 --set server.ema=0.9           # also test a model averaged over rounds

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 app.add_typer(site_commands.app, name="sites")
 
 
-@app.callback(help="A real federation of sites: encrypted, authenticated, on Flower.")
+@app.callback(help="A real federation of sites: encrypted, authenticated, on Flower. Try it: `feddure federate demo`.")
 def _expect_packages() -> None:
     try:
         import cryptography  # noqa: F401
@@ -43,7 +43,8 @@ ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="Bound on th
 Noise = Annotated[
     float | None,
     typer.Option(
-        "--dp-noise", help="Differential privacy of a site, all its images together: noise over --clip-norm on updates."
+        "--dp-noise",
+        help="Differential privacy of a site, all its images together: the noise's deviation over --clip-norm.",
     ),
 ]
 
@@ -185,7 +186,11 @@ def site(
     ] = False,
     approve: Annotated[
         str,
-        typer.Option("--approve", metavar="ask|always|HASH", help="Runs that need approval: each, none, all but one."),
+        typer.Option(
+            "--approve",
+            metavar="ask|always|HASH",
+            help="Take part in runs that you approve, in all, or in this one alone.",
+        ),
     ] = "always",
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:

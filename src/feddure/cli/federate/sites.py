@@ -9,7 +9,10 @@ import typer
 if TYPE_CHECKING:
     from feddure.flower.deploy.layout import ServerFolder
 
-app = typer.Typer(no_args_is_help=True, help="Sites of a federation; what changes here counts without a restart.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Sites of a federation, changed without a restart: `feddure federate sites add fashion west`.",
+)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
 PublicKey = Annotated[
     Path | None, typer.Option("--public-key", metavar="FILE", help="The site's own public key; default: a new pair.")
@@ -44,7 +47,7 @@ def approve(folder: Folder, name: SiteName) -> None:
 def add(folder: Folder, name: SiteName, public_key: PublicKey = None) -> None:
     """Add a site: it can join at once, and takes part from the next run on; the others need nothing new.
 
-    Example: `feddure federate sites add lungs west`, then hand over lungs/sites/west.zip
+    Example: `feddure federate sites add fashion west`, then hand over lungs/sites/west.zip
     """
     from feddure.flower.deploy import membership
 
