@@ -7,6 +7,7 @@ kind, or processes that do nothing but count.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -24,14 +25,17 @@ from feddure.simulation.federation import Federation
 
 ALONE, RUN, BUSY = "nothing", "another run", "six busy processes"
 COMPANY = (ALONE, RUN, BUSY)
+COUNT = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 def main() -> None:
     options = parse()
     if options.endless:
         federation = make(options.cases[0], options.endless, options.sets)
-        while True:
+        parent = os.getppid()
+        while os.getppid() == parent:
             federation.train_round()
+        return
     found = [
         measure(case, company, lanes, options)
         for case in options.cases
@@ -53,7 +57,7 @@ def make(case: str, lanes: str, sets: list[str]) -> Federation:
 def measure(case: str, company: str, lanes: str, options: argparse.Namespace) -> dict[str, Any]:
     federation = make(case, lanes, options.sets)
     again = [sys.executable, __file__, case, "--endless", lanes, *(f"--set={one}" for one in options.sets)]
-    with beside({ALONE: [], RUN: [again], BUSY: 6 * [[sys.executable, "-c", "while True: pass"]]}[company]):
+    with beside({ALONE: [], RUN: [again], BUSY: 6 * [[sys.executable, "-c", COUNT]]}[company]):
         found = seconds(federation.train_round, options.rounds, warm_up=2)
     print(f"{case}, {lanes} lanes beside {company}: {spread(found)}", file=sys.stderr, flush=True)
     return {"case": case, "beside": company, "lanes": lanes, "ms_per_round": spread(found, 1e3)}

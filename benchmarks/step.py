@@ -38,8 +38,9 @@ def main() -> None:
     options = parse()
     cuda = torch.cuda.is_available()
     dataset = noise_images()
-    lanes = options.clients if cuda else 1
-    experiment = load("feddure", model=options.model, unlabelled_batch=options.unlabelled, engine__lanes=lanes)
+    experiment = load(
+        "feddure", model=options.model, unlabelled_batch=options.unlabelled, engine__lanes=options.clients
+    )
     engine = Engine(experiment.engine)
     tasks = make_tasks(engine, experiment, dataset, options.clients, options.steps)
     began = time.perf_counter()

@@ -1,5 +1,7 @@
 """What a result says about where it comes from."""
 
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,3 +24,23 @@ MAIN = str(Path(feddure.__file__).with_name("__main__.py"))
 def test_the_command_can_be_given_to_a_shell_again(monkeypatch, called, command):
     monkeypatch.setattr(sys, "argv", called)
     assert environment.describe()["command"] == command
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_an_engine_on_a_cpu_keeps_the_memory_of_tensors():
+    """Tensors of sizes that were there before take pages that are there."""
+    code = """
+import resource, torch
+from feddure.config import EngineOptions
+from feddure.simulation.engine import Engine
+Engine(EngineOptions(device="cpu"))
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for number in times * [7_000_000, 2_000_000, 5_000_000]:
+        torch.ones(number)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(2)
+print(faults(10))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert int(found.stdout) < 1000  # 27 MB are 6,836 pages

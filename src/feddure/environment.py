@@ -1,15 +1,22 @@
 """What a result was measured on: hardware, versions, commit, command."""
 
+import ctypes
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from feddure.version import VERSION
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers of them
+_MEMORY_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def describe() -> dict[str, str | int | None]:
@@ -56,6 +63,23 @@ def computes_bf16() -> bool:
     import torch
 
     return torch.cpu._is_avx512_bf16_supported()
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has, or that its container may use."""
+    found = psutil.virtual_memory().total
+    for limit in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # "max" is none
+            found = min(found, int(limit.read_text()))
+    return found
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what tensors gave back for the next ones: a fresh page costs more than to fill it."""
+    with suppress(AttributeError, OSError, TypeError):  # it is not glibc
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 2**25)  # the largest it takes
+        library.mallopt(_TRIM_THRESHOLD, 2**29)
 
 
 def _cpu() -> str:

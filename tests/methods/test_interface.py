@@ -14,6 +14,7 @@ import feddure
 import folders
 import tiny
 from feddure import methods
+from feddure.methods.fedtutor import FedTutor
 
 IMAGES = tiny.dataset(size=80, tests=8, side=8)
 PAGE = {"feddure": feddure, "torch": torch, "Field": Field}
@@ -150,7 +151,8 @@ def test_features_of_somebodys_own_network(monkeypatch):
     assert (
         after_a_round(monkeypatch, PAGE["NearRows"], model="backwards").server.program.network.classifier == "classify"
     )
-    after_a_round(monkeypatch, PAGE["Balanced"], model="scaled")
+    for method in (PAGE["Balanced"], FedTutor):
+        after_a_round(monkeypatch, method, model="scaled")
     with pytest.raises(feddure.FeddureError, match=r"not what an nn\.Linear layer returns"):
         after_a_round(monkeypatch, PAGE["NearRows"], model="scaled")
 

@@ -232,17 +232,19 @@ def test_features_compile(monkeypatch):
 
 
 class Centred(nn.Module):
-    """Takes a buffer of its own away, and counts on in another while it trains."""
+    """Takes a buffer of its own away, and counts on in two others: one in place, and one put anew."""
 
     def __init__(self, seed=0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("centre", torch.randn(3, 1, 1, generator=generator))
         self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("again", torch.zeros(()))
 
     def forward(self, x):
         if self.training:
             self.passes += 1
+            self.again = self.again + 1
         return x - self.centre
 
 
@@ -252,10 +254,10 @@ def centred(seed=0):
     )
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-def test_buffers_of_a_users_own_layers(precision):
+@pytest.mark.parametrize(("precision", "compiled"), [("fp64", False), ("bf16", False), ("fp32", True)])
+def test_buffers_of_a_users_own_layers(precision, compiled):
     torch.manual_seed(0)
-    network = Network(centred(), CPU, precision)
+    network = Network(centred(), CPU, precision, compiled)
     module = centred(seed=1)  # of another experiment that shares the network
     theta, statistics = network.take(module)
     images = torch.randn(4, 3, 12, 12).to(network.compute)
@@ -264,9 +266,14 @@ def test_buffers_of_a_users_own_layers(precision):
     weights = network.weights(theta)
     for _ in range(2):
         torch.testing.assert_close(network.forward(weights, statistics, images).float(), expected, **tolerance)
-    assert network.statistics.views(statistics)["0.passes"] == 2
+    named = network.statistics.views(statistics)
+    assert named["0.passes"] == named["0.again"] == 2
     network.probe_with(statistics)
-    torch.testing.assert_close(network.probe(weights, images).float(), expected, **tolerance)
+    for _ in range(2):
+        torch.testing.assert_close(network.probe(weights, images).float(), expected, **tolerance)
+    kept = [network._probing.get_buffer(f"0.{name}") for name in ("passes", "again")]  # all lanes share them
+    assert named["0.passes"] == named["0.again"] == 2
+    assert kept == [2, 2]
     assert network.evaluate(theta, statistics, images).isfinite().all()
 
 

@@ -115,6 +115,15 @@ def test_wrong_values_anywhere_end_in_one_error_or_a_report(folder, data):
     run_report.render([found])
 
 
+@pytest.mark.parametrize("confusion", [[], [[1, 2], [3, 4]], [[1, 2, 3]] * 2 + [[]]])
+def test_a_confusion_that_is_not_of_the_classes(folder, confusion):
+    content = files()
+    content["metrics.jsonl"][2]["test"]["confusion"] = confusion
+    write(folder, content)
+    with pytest.raises(RunError, match="a row and a column for each class"):
+        read_run(folder)
+
+
 def test_records_nested_beyond_all_measure(folder):
     write(folder, files())
     (folder / "partition.json").write_text("[" * 10**5)

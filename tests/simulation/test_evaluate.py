@@ -120,6 +120,20 @@ def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images
     assert federation.server.test() == expected
 
 
+def test_a_network_that_does_not_compile_trains_as_it_is(images):
+    def refuse(*arguments):
+        raise RuntimeError("no compiler for this")
+
+    federation, plain = (tiny.federation(tiny.experiment(method="fedavg-matched"), images) for _ in range(2))
+    network = federation.server.program.network
+    assert network is not plain.server.program.network
+    network.compiled, network._forward = True, refuse
+    with pytest.warns(FeddureWarning, match="does not compile and runs uncompiled"):
+        tiny.play_round(federation)
+    tiny.play_round(plain)
+    tiny.assert_equal(federation.server.state, plain.server.state)
+
+
 def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(images):
     def refuse(state, pixels):
         raise torch.cuda.OutOfMemoryError("no memory left")
@@ -137,7 +151,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_network_that_does_not_compile(image
 
 def evaluated(logits, labels):
     """What `evaluate` says of a network that gives these logits."""
-    network = SimpleNamespace(evaluator=lambda theta, statistics: lambda pixels: pixels)
+    network = SimpleNamespace(evaluator=lambda theta, statistics: lambda pixels: pixels, piece=7)
     pieces = [(logits[:7], labels[:7]), (logits[7:], labels[7:])]
     images = SimpleNamespace(device=logits.device, test_batches=lambda size: pieces, test_site=None)
     return evaluate(network, None, None, images, logits.shape[1])

@@ -193,6 +193,7 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same(colour):
     with pytest.warns(FeddureWarning, match="cannot be captured"):
         found = tiny.finished(on_gpu({"method": "peeks"}), colour)
     assert not found.server.program.captures
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert_models_near(found.server.state, tiny.finished(on_gpu({}), colour).server.state, start)
 
 

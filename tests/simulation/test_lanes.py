@@ -8,6 +8,7 @@ import torch
 
 import feddure
 import tiny
+from feddure import environment
 from feddure.errors import FeddureWarning
 from feddure.methods.base import Method
 from feddure.simulation import lanes as simulation_lanes
@@ -116,11 +117,18 @@ def lanes_used(tasks):
     return len({span.lane for span in lanes.timeline})
 
 
-def test_no_more_lanes_than_fit_into_memory(images, monkeypatch):
+@pytest.mark.parametrize("whose", ["machine", "container"])
+def test_no_more_lanes_than_fit_into_memory(images, monkeypatch, tmp_path, whose):
     tasks = many_tasks(images, "fedavg-matched")
     assert lanes_used(tasks) == 3
-    memory = type("Memory", (), {"total": 5 * max(map(simulation_lanes._bytes, tasks))})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    total = 5 * max(map(simulation_lanes._bytes, tasks))
+    if whose == "machine":
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": total}))
+    else:
+        limits = tmp_path / "max", tmp_path / "bytes", tmp_path / "missing"
+        limits[0].write_text("max\n")
+        limits[1].write_text(f"{total}\n")
+        monkeypatch.setattr(environment, "_MEMORY_LIMITS", limits)
     assert lanes_used(tasks) == 2
 
 

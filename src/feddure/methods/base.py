@@ -208,6 +208,11 @@ class Method:
         """Normalisation layers of the network that this method trains: batch, group or none."""
         return self.experiment.norm
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether it has `heads`, and so asks for a network that ends with a linear layer."""
+        return type(self).heads is not Method.heads
+
     def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
         """Further modules that are trained and sent with the network; a step calls them by `client.head`.
 

@@ -76,8 +76,12 @@ class FedTutor(WithTeacher):
     def source(self) -> Source:
         return self.options.tutor
 
+    @property
+    def has_heads(self) -> bool:
+        return self.options.contrast > 0
+
     def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
-        return proxyfl.heads(features) if self.options.contrast else {}
+        return proxyfl.heads(features)
 
     # --- a client's round ----------------------------------------------------------------------------
     def allocate(self, client: Client) -> None:

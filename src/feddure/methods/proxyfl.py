@@ -166,7 +166,9 @@ def tune(rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor, rate: f
     if rows.is_cuda:
         from feddure.methods import proxyfl_kernel
 
-        return proxyfl_kernel.tune(rows, uploaded, margin, orders, rate, BATCH)
+        if proxyfl_kernel.fits(rows):
+            return proxyfl_kernel.tune(rows, uploaded, margin, orders, rate, BATCH)
+        return tune(rows.cpu(), uploaded.cpu(), margin.cpu(), orders.cpu(), rate).to(rows.device)
     rows, classes = rows.clone(), torch.eye(len(rows), dtype=rows.dtype).repeat(len(uploaded) // len(rows), 1)
     for chosen in (part for order in orders for part in order.split(BATCH)):
         target, apart = classes[chosen], uploaded[chosen].unsqueeze(1) - rows

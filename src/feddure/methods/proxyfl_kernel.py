@@ -8,6 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_MOST = 2**15
+"""Numbers that one block's registers hold."""
+
+
+def fits(rows: Tensor) -> bool:
+    """Whether the kernel can keep these rows."""
+    classes, features = map(triton.next_power_of_2, rows.shape)
+    return classes * features <= _MOST
+
 
 def tune(rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor, rate: float, batch: int) -> Tensor:
     """What `proxyfl.tune` computes."""

@@ -74,11 +74,6 @@ def check_state(state: Any, name: str, hook: str) -> State:
     return state
 
 
-def has_heads(method: Method) -> bool:
-    """Whether the method declares heads."""
-    return getattr(method.heads, "__func__", None) is not Method.heads
-
-
 def check_heads(heads: Any, name: str) -> dict[str, Module]:
     """A method's heads if the network can carry them."""
     if not isinstance(heads, Mapping) or not all(isinstance(head, Module) for head in heads.values()):

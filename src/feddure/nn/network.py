@@ -25,8 +25,8 @@ from feddure.nn.affine import AffineNorms
 from feddure.nn.flat import Layout, Pieces
 from feddure.nn.networks import NORMS
 
-PIECE = 512
-"""Images that `evaluate_many` passes at a time."""
+_PIECE, _PIECE_ON_CPU = 512, 100
+"""Images that are evaluated at a time: enough to fill a GPU, few enough for a CPU's cache."""
 
 HEAD = "head:"
 """What parameters of heads begin with; no module's own can, since theirs are attributes."""
@@ -68,6 +68,7 @@ class Network:
         self.master = torch.float64 if precision == "fp64" else torch.float32
         self.compute = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
         self.device = device
+        self.piece = _PIECE if device.type == "cuda" else _PIECE_ON_CPU
         named = _with_heads(module, heads)
         if not any(p.requires_grad for p in named.values()):
             raise ConfigError("the network has no parameter that can be trained")
@@ -90,7 +91,7 @@ class Network:
         self._probing = _without_statistics(copy.deepcopy(skeleton)).train()
         for name in self._own:
             path, _, last = name.rpartition(".")
-            setattr(self._probing.get_submodule(path), last, self._probing.get_buffer(name).to(self.compute))
+            setattr(self._probing.get_submodule(path), last, self._probing.get_buffer(name).to(self.master))
         self._explicit = tangent.supports(self._probing)
         # Layers that are known keep nothing of a pass to themselves.
         self.reentrant = self._explicit and all(map(tangent.supports, self._heads.values()))
@@ -246,8 +247,8 @@ class Network:
         """`evaluate` for any number of images, in pieces of one size, so that one compiled program serves all."""
         logits = self.evaluator(flat, statistics)
         found = []
-        for piece in images.split(PIECE):
-            missing = PIECE - len(piece) if self.compiled else 0
+        for piece in images.split(self.piece):
+            missing = self.piece - len(piece) if self.compiled else 0
             padded = torch.cat([piece, piece.new_zeros(missing, *piece.shape[1:])]) if missing else piece
             found.append(logits(padded.contiguous(memory_format=torch.channels_last))[: len(piece)])
         return torch.cat(found)
@@ -280,20 +281,21 @@ class Network:
 
     # --- details -------------------------------------------------------------------------------------
     def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
-        buffers = self._buffers(statistics)
-        logits = functional_call(self._training, {**named, **buffers}, (images,)).to(self.master)
-        self._keep(statistics, buffers)
+        given = {**named, **self._buffers(statistics)}
+        logits = functional_call(self._training, given, (images,)).to(self.master)
+        self._keep(statistics, given)
         return logits
 
     def _run_featuring(self, named: Named, statistics: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         assert self._featuring is not None
-        buffers = self._buffers(statistics)
-        logits, features = functional_call(self._featuring, {**named, **buffers}, (images,))
-        self._keep(statistics, buffers)
+        given = {**named, **self._buffers(statistics)}
+        logits, features = functional_call(self._featuring, given, (images,))
+        self._keep(statistics, given)
         return logits.to(self.master), features.to(self.master)
 
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
-        return functional_call(self._probing, named, (images,)).to(self.master)
+        own = {name: self._probing.get_buffer(name).to(self.compute, copy=True) for name in self._own}
+        return functional_call(self._probing, {**named, **own}, (images,)).to(self.master)
 
     def _run_evaluating(self, state: Named, images: Tensor) -> Tensor:
         return functional_call(self._evaluating, state, (images,)).to(self.master)
@@ -335,10 +337,11 @@ class Network:
         """What the module is given: buffers of a user's layers in the network's arithmetic."""
         return {n: buffer.to(self.compute) if n in self._own else buffer for n, buffer in statistics.items()}
 
-    def _keep(self, statistics: Named, buffers: Named) -> None:
-        """What a pass in training changed of those."""
-        for name in self._own if self.compute != self.master else ():
-            statistics[name].copy_(buffers[name])
+    def _keep(self, statistics: Named, given: Named) -> None:
+        """What a pass in training changed of those, in place or by putting another tensor there."""
+        for name in self._own:
+            if given[name] is not statistics[name]:
+                statistics[name].copy_(given[name].detach())
 
     def _frozen(self, flat: Tensor) -> Named:
         start = self.parameters.trained

@@ -12,9 +12,8 @@ from feddure import methods
 from feddure.config import EngineOptions, Experiment
 from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
-from feddure.environment import computes_bf16
+from feddure.environment import computes_bf16, keep_freed_memory
 from feddure.errors import ConfigError, FeddureWarning
-from feddure.methods.validation import has_heads
 from feddure.nn.network import Network
 from feddure.simulation import program as programs
 from feddure.simulation.lanes import Lanes, Result, Task
@@ -46,6 +45,8 @@ class Engine:
             torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.benchmark = not options.deterministic
             torch.backends.cudnn.deterministic = options.deterministic
+        else:
+            keep_freed_memory()
 
     def images(self, dataset: Dataset) -> DeviceImages:
         """The data set on the device."""
@@ -100,7 +101,7 @@ class Engine:
 
     def _network(self, experiment: Experiment, dataset: Dataset) -> Network:
         method = methods.make(experiment)
-        with_heads = programs.fields(experiment) if has_heads(method) else ""
+        with_heads = programs.fields(experiment) if method.has_heads else ""
         key = json.dumps([experiment.model, method.norm, dataset.shape, len(dataset.classes), with_heads])
         if key not in self._networks:
             self._networks[key] = programs.make_network(

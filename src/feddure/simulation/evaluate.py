@@ -31,7 +31,7 @@ def evaluate(
     One float64 vector, on the device, for `to_record`; the counts in it are exact. Where test images are sites' own it
     has how many each site has, and how many of them are right, too.
     """
-    size = 2500 if images.device.type == "cuda" else 500
+    size = 2500 if images.device.type == "cuda" else network.piece
     loss = torch.zeros(1, dtype=torch.float64, device=images.device)
     run = network.evaluator(theta, statistics)
     every_logits, every_label = [], []

@@ -19,15 +19,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-import psutil
 import torch
 from torch import Tensor
 
+from feddure import environment
 from feddure.data.batches import Batch
 from feddure.errors import FeddureError, FeddureWarning
 from feddure.methods.base import Client, State
 from feddure.methods.validation import check_memory
-from feddure.nn.network import PIECE
 from feddure.simulation.program import Program
 
 AUTO_LANES = 20
@@ -93,7 +92,8 @@ class Lane:
         program.method.allocate(self.client)
         check_memory(program.method, self.client, program.experiment.method)
         self._graphs: dict[tuple[torch.Size, ...], _StepGraph] = {}
-        self._captured = False
+        self._compiled: set[tuple[torch.Size, ...]] = set()
+        self._tried = False
 
     def follow(self) -> None:
         """What the main stream was told so far comes first: the lane's own tensors, the task's images and model."""
@@ -102,12 +102,14 @@ class Lane:
 
     def begin(self, task: Task) -> None:
         """Take a task: receive the global model in place and reset the optimiser."""
-        self._captured = False
+        self._tried = False
         self._records: list[dict[str, Tensor]] = []
         self._rows: list[Tensor] = []  # the records of a captured step, each as one row
         self._batches = self._receive(task)
         self._graph = self._graph_of(self._batches) if self.program.captures else None
-        if self._captured:  # by steps that moved what was received
+        if self._graph is None and self.program.network.compiled:
+            self._try(self._batches)
+        if self._tried:  # by steps that moved what was received
             self._batches = self._receive(task)
 
     def _receive(self, task: Task) -> Batch:
@@ -156,12 +158,22 @@ class Lane:
     def _on_stream(self):
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
+    def _try(self, batches: Batch) -> None:
+        """Find out with a step of these shapes whether the network compiles."""
+        batch = batches.step(0)
+        shapes = _shapes(batch)
+        if shapes not in self._compiled:
+            self._tried = True
+            with self._on_stream():
+                self.program.attempt(lambda: self.program.step(self.client, batch))
+            self._compiled.add(shapes)
+
     def _graph_of(self, batches: Batch) -> "_StepGraph | None":
         batch = batches.step(0)
-        shapes = tuple(tensor.shape for tensor in batch.tensors())
+        shapes = _shapes(batch)
         if shapes not in self._graphs:
             try:
-                self._captured = True
+                self._tried = True
                 self._graphs[shapes] = _StepGraph(self, batch)
             except (torch.cuda.OutOfMemoryError, FeddureError):
                 raise
@@ -169,6 +181,10 @@ class Lane:
                 self.program.give_up_capturing(error)
                 return None
         return self._graphs[shapes]
+
+
+def _shapes(batch: Batch) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in batch.tensors())
 
 
 class _StepGraph:
@@ -185,7 +201,8 @@ class _StepGraph:
                 program.attempt(lambda: program.step(client, self._inputs))
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=lane.stream):
+        # The outer one also ends where a failed capture would leave the lane's stream as everybody's.
+        with torch.cuda.stream(lane.stream), torch.cuda.graph(self._graph, stream=lane.stream):
             record = program.step(client, self._inputs)
             self._names = [(name, value.shape, value.numel()) for name, value in record.items()]
             values = [value.detach().reshape(-1).to(torch.float32) for value in record.values()]
@@ -329,7 +346,7 @@ class Lanes:
             return count
         if any(task.program.network.compiled or not task.program.network.reentrant for task in tasks):
             return 1
-        return max(1, min(count, psutil.virtual_memory().total // 2 // max(map(_bytes, tasks))))
+        return max(1, min(count, environment.memory() // 2 // max(map(_bytes, tasks))))
 
     def _lane(self, number: int, program: Program) -> Lane:
         lanes = self._lanes.setdefault(id(program), [])
@@ -363,7 +380,7 @@ def _bytes(task: Task) -> int:
     images = [tensor for tensor in task.batches.tensors() if tensor.dim() >= 5]
     height, width = images[0].shape[-2:]
     rows = [tensor.shape[1:-3].numel() for tensor in images]
-    at_once = min(PIECE, max(rows) * task.steps)
+    at_once = min(task.program.network.piece, max(rows) * task.steps)
     vectors = _VECTORS * task.program.network.parameters.size * task.program.network.master.itemsize
     return height * width * (_TRAINED * sum(rows) + _LABELLED * at_once) + vectors
 

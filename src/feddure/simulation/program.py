@@ -19,7 +19,7 @@ from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, first_line
 from feddure.methods.base import Client, State
-from feddure.methods.validation import check_heads, check_records, has_heads
+from feddure.methods.validation import check_heads, check_records
 from feddure.nn.network import Network, expect_classifier
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ def new_module(experiment: Experiment, dataset: Dataset):
 def new_heads(experiment: Experiment, module: Module, classifier: str) -> dict[str, Module]:
     """The heads of the experiment's method for a network with this classifier, initialised by its seed."""
     method = methods.make(experiment)
-    if not has_heads(method):
+    if not method.has_heads:
         return {}
     layer: Any = module.get_submodule(expect_classifier(classifier))
     with torch.random.fork_rng(devices=[]):

@@ -58,9 +58,10 @@ class Evaluation(_Part):
 
     @model_validator(mode="after")
     def _square(self) -> "Evaluation":
-        size = len(self.confusion or ())
-        if any(len(row) != size for row in self.confusion or ()) or (size and size != len(self.per_class or ())):
-            raise ValueError("confusion: expected a row and a column for each class of per_class")
+        if self.confusion is not None:
+            size = len(self.confusion)
+            if not size or size != len(self.per_class or ()) or any(len(row) != size for row in self.confusion):
+                raise ValueError("confusion: expected a row and a column for each class of per_class")
         return self
 
     @model_validator(mode="after")

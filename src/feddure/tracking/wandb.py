@@ -50,7 +50,7 @@ class WandB(Tracker):
 
     def log(self, round_number: int, values: dict[str, float]) -> None:
         # Rounds that a resumed run repeats have a smaller step than the last one, and W&B leaves them out.
-        self._run.log(values, step=round_number)
+        self._run.log(values, step=round_number, commit=True)  # else a row waits for the next one, or for the end
 
     def log_end(self, summary: dict[str, float | str], model: Path | None) -> None:
         self._run.summary.update({f"summary/{name}": value for name, value in summary.items()})
