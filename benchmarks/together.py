@@ -1,350 +1,404 @@
 """A step of all clients at once against a lane each: every kernel has the clients as an axis of its grid.
 
-    python benchmarks/together.py [--images 10 20 30 100] [--out results/together.json]
+    python benchmarks/together.py fedavg-matched:10+0 fedtutor:10+10 feddure:10+10 --json results/together.json
 
-Labels only on ResNet-9, batch norm, Adam: the step that every method's begins with. Convolutions are Triton kernels
-(an implicit matrix product a client), the rest is compiled with a leading axis of clients, and one graph holds it all.
-Before anything is timed, both ways take five steps from one model and must agree. `TRITON_INTERPRET=1` with
-`--check` does the same on a CPU.
+What holds a small step back are hundreds of kernels that are too small for the chip. Here a client's step, with all
+that it differentiates, is traced once as it stands in the method's file, gets an axis of clients (`torch.vmap`), is
+compiled, and is captured as one graph. Its convolutions are cuDNN's, client after client, or Triton's, all clients in
+one launch, whichever is faster for the shape. Before anything is timed both ways take the same steps, and how far they
+end apart is part of the report. `--check` does that alone, on a CPU too (with TRITON_INTERPRET=1 by Triton's kernels).
 """
 
 import argparse
 import os
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import triton
-import triton.language as tl
 from common import finish, load, make_tasks, noise_images, seconds, spread
-from torch import Tensor, nn
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from feddure.nn.flat import Layout
-from feddure.nn.networks import GlobalMaxPool, Residual
-from feddure.nn.optimizers import _adam
+from feddure.methods.base import Client
 from feddure.simulation.engine import Engine
-from feddure.simulation.lanes import Task
-from feddure.simulation.program import Program, new_module
+from feddure.simulation.lanes import Lane, Task
+from feddure.simulation.program import Program, make_network
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+try:
+    import together_kernels as kernels
+except ImportError:  # no Triton: a CPU
+    kernels = None  # type: ignore[assignment]
+
+aten = torch.ops.aten
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-SIZES = [(16, 16, 16, 4, 1)] if INTERPRETED else [
-    (128, 128, 64, 8, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 64, 4, 5), (64, 64, 128, 4, 3),
-    (128, 64, 16, 4, 5),
-]  # fmt: skip
-CONFIGS = [
-    triton.Config({"ROWS": rows, "COLUMNS": columns, "INNER": inner}, num_warps=warps, num_stages=stages)
-    for rows, columns, inner, warps, stages in SIZES
-]
+TRITON = kernels is not None and (torch.cuda.is_available() or INTERPRETED)
 
 
-@triton.autotune(CONFIGS, key=["N", "H", "IN", "OUT", "BACKWARD"])
-@triton.jit
-def _gather(x, w, y, between, N: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-            KERNEL: tl.constexpr, BACKWARD: tl.constexpr,
-            ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
-    """y [N, H, H, OUT] of x [N, H, H, IN], by w [OUT, taps, IN]; BACKWARD: by w [IN, taps, OUT] the other way round."""
-    tile, column, client = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    TAPS: tl.constexpr = KERNEL * KERNEL
-    BLOCKS: tl.constexpr = (IN + INNER - 1) // INNER
-    pixel = tile * ROWS + tl.arange(0, ROWS)
-    valid = pixel < N * H * H
-    i, j = pixel // H % H, pixel % H
-    outputs = column * COLUMNS + tl.arange(0, COLUMNS)
-    x += client * N * H * H * IN
-    w += client * between
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(TAPS * BLOCKS):
-        tap, inputs = step // BLOCKS, step % BLOCKS * INNER + tl.arange(0, INNER)
-        down, right = tap // KERNEL - KERNEL // 2, tap % KERNEL - KERNEL // 2
-        if BACKWARD:
-            down, right = -down, -right
-            at = (inputs[:, None] * TAPS + tap) * OUT + outputs[None, :]
-        else:
-            at = (outputs[None, :] * TAPS + tap) * IN + inputs[:, None]
-        inside = valid & (i + down >= 0) & (i + down < H) & (j + right >= 0) & (j + right < H)
-        offsets = (pixel + down * H + right)[:, None] * IN + inputs[None, :]
-        a = tl.load(x + offsets, mask=inside[:, None] & (inputs < IN)[None, :], other=0.0)
-        b = tl.load(w + at, mask=(inputs < IN)[:, None] & (outputs < OUT)[None, :], other=0.0)
-        total += tl.dot(a, b, out_dtype=tl.float32)
-    wanted = valid[:, None] & (outputs < OUT)[None, :]
-    y += client * N * H * H * OUT
-    tl.store(y + pixel[:, None] * OUT + outputs[None, :], total.to(y.dtype.element_ty), mask=wanted)
+# --- convolutions of [clients, images, channels, height, width] by [clients, outputs, inputs, kernel, kernel] --------
+def _dense(x: Tensor) -> Tensor:
+    """The same values, channels last in memory for each client; how far clients lie apart is free."""
+    rows = x.movedim(2, -1)
+    return x if rows[0].is_contiguous() else rows.contiguous().movedim(-1, 2)
 
 
-@triton.autotune(CONFIGS, key=["N", "H", "IN", "OUT", "PARTS"])
-@triton.jit
-def _weights(x, g, w, N: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-             KERNEL: tl.constexpr, PARTS: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
-    """The weights' gradient [PARTS, OUT, taps, IN] of x [N, H, H, IN] and g [N, H, H, OUT], by parts of the pixels."""
-    FIELD: tl.constexpr = KERNEL * KERNEL * IN
-    tile, column, both = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    client, part = (both // PARTS).to(tl.int64), both % PARTS
-    outputs = tile * ROWS + tl.arange(0, ROWS)
-    field = column * COLUMNS + tl.arange(0, COLUMNS)
-    tap, inputs = field // IN, field % IN
-    down, right = tap // KERNEL - KERNEL // 2, tap % KERNEL - KERNEL // 2
-    x += client * N * H * H * IN
-    g += client * N * H * H * OUT
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    SHARE: tl.constexpr = ((N * H * H + PARTS - 1) // PARTS + INNER - 1) // INNER * INNER
-    for start in range(0, SHARE, INNER):
-        pixel = part * SHARE + start + tl.arange(0, INNER)
-        valid = pixel < N * H * H
-        i, j = pixel // H % H, pixel % H
-        inside = (
-            (i[:, None] + down[None, :] >= 0) & (i[:, None] + down[None, :] < H)
-            & (j[:, None] + right[None, :] >= 0) & (j[:, None] + right[None, :] < H)
-        )  # fmt: skip
-        a = tl.load(
-            g + pixel[None, :] * OUT + outputs[:, None], mask=valid[None, :] & (outputs < OUT)[:, None], other=0.0
-        )
-        offsets = (pixel[:, None] + (down * H + right)[None, :]) * IN + inputs[None, :]
-        b = tl.load(x + offsets, mask=valid[:, None] & (field < FIELD)[None, :] & inside, other=0.0)
-        total += tl.dot(a, b, out_dtype=tl.float32)
-    wanted = (outputs < OUT)[:, None] & (field < FIELD)[None, :]
-    w += (client * PARTS + part) * OUT * FIELD
-    tl.store(w + outputs[:, None] * FIELD + field[None, :], total.to(w.dtype.element_ty), mask=wanted)
+def _channels_last(like: Tensor, clients: int, images: int, channels: int, *side: int) -> Tensor:
+    return like.new_empty(clients, images, *side, channels).movedim(-1, 2)
 
 
-# --- convolutions of [clients, images, height, width, channels] by [clients, outputs, kernel, kernel, inputs] --------
-@torch.library.custom_op("together::gather", mutates_args=())
-def gather(x: Tensor, w: Tensor, backward: bool) -> Tensor:
-    clients, images, side, _, channels = x.shape
-    outputs = w.shape[-1 if backward else 1]
-    y = x.new_empty(clients, images, side, side, outputs)
-
-    def grid(chosen: dict[str, int]) -> tuple[int, int, int]:
-        return triton.cdiv(images * side * side, chosen["ROWS"]), triton.cdiv(outputs, chosen["COLUMNS"]), clients
-
-    _gather[grid](x, w, y, w.stride(0), images, side, channels, outputs, w.shape[2], backward)
-    return y
+def _forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+    return torch.stack([aten.convolution(a, b, None, *_rest(stride, padding)) for a, b in zip(x, w, strict=True)])
 
 
-@gather.register_fake
-def _(x: Tensor, w: Tensor, backward: bool) -> Tensor:
-    return x.new_empty(*x.shape[:4], w.shape[-1 if backward else 1])
+def _to_images(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return torch.stack([_back(*each, stride, padding, 0) for each in zip(g, x, w, strict=True)])
+
+
+def _to_weights(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return torch.stack([_back(*each, stride, padding, 1) for each in zip(g, x, w, strict=True)])
+
+
+def _back(g: Tensor, x: Tensor, w: Tensor, stride: int, padding: int, which: int) -> Tensor:
+    wanted = [number == which for number in range(3)]
+    return aten.convolution_backward(g, x, w, None, *_rest(stride, padding), wanted)[which]
+
+
+def _rest(stride: int, padding: int) -> tuple:
+    return [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1
+
+
+CUDNN = {"forward": _forward, "images": _to_images, "weights": _to_weights}
+CHOSEN: dict[tuple, dict[str, float]] = {}
+"""Milliseconds of each way for each kind and shape of convolution."""
+WAYS = {"cudnn"} | ({"triton"} if TRITON else set())
+
+
+def _run(kind: str, *arguments: Any) -> Tensor:
+    """The faster way, or the only one that is wanted."""
+    ways: dict[str, Callable[[], Tensor]] = {}
+    if "cudnn" in WAYS:
+        ways["cudnn"] = lambda: CUDNN[kind](*arguments)
+    if "triton" in WAYS and kernels.takes(kind, *arguments):
+        ways["triton"] = lambda: kernels.run(kind, *arguments)
+    ways = ways or {"cudnn": lambda: CUDNN[kind](*arguments)}
+    if len(ways) == 1:
+        return next(iter(ways.values()))()
+    key = (kind, *(tuple(a.shape) if isinstance(a, Tensor) else a for a in arguments))
+    if key not in CHOSEN:
+        CHOSEN[key] = {name: min(seconds(way, 5, 2)) * 1000 for name, way in ways.items()}
+    return ways[min(CHOSEN[key], key=CHOSEN[key].__getitem__)]()
+
+
+@torch.library.custom_op("together::forward", mutates_args=())
+def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+    return _dense(_run("forward", x, w, stride, padding))
+
+
+@forward.register_fake
+def _(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+    side = [(size + 2 * padding - kernel) // stride + 1 for size, kernel in zip(x.shape[3:], w.shape[3:], strict=True)]
+    return _channels_last(x, len(x), x.shape[1], w.shape[1], *side)
+
+
+@torch.library.custom_op("together::images", mutates_args=())
+def to_images(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return _dense(_run("images", g, w, x, stride, padding))
+
+
+@to_images.register_fake
+def _(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return _channels_last(x, *x.shape)
 
 
 @torch.library.custom_op("together::weights", mutates_args=())
-def weights(x: Tensor, g: Tensor, kernel: int) -> Tensor:
-    clients, images, side, _, channels = x.shape
-    outputs, field = g.shape[-1], kernel * kernel * channels
-    tiles = clients * triton.cdiv(outputs, 128) * triton.cdiv(field, 128)
-    parts = max(1, min(264 // tiles, images * side * side // 256))
-    w = x.new_empty(clients, parts, outputs, kernel, kernel, channels, dtype=torch.float32)
-
-    def grid(chosen: dict[str, int]) -> tuple[int, int, int]:
-        return triton.cdiv(outputs, chosen["ROWS"]), triton.cdiv(field, chosen["COLUMNS"]), clients * parts
-
-    _weights[grid](x, g, w, images, side, channels, outputs, kernel, parts)
-    return w.sum(1).to(x.dtype) if parts > 1 else w[:, 0].to(x.dtype)
+def to_weights(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return _dense(_run("weights", g, w, x, stride, padding))
 
 
-@weights.register_fake
-def _(x: Tensor, g: Tensor, kernel: int) -> Tensor:
-    return x.new_empty(x.shape[0], g.shape[-1], kernel, kernel, x.shape[-1])
+@to_weights.register_fake
+def _(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    return _channels_last(w, *w.shape)
 
 
-@torch.library.custom_op("together::convolve", mutates_args=())
-def convolve(x: Tensor, w: Tensor) -> Tensor:
-    return gather(x, w, False)
+# --- from a client's step to one of all ----------------------------------------------------------------------------
+class WithClients(fx.Interpreter):
+    """Runs a traced step under vmap, with convolutions that know of the axis."""
+
+    def __init__(self, graph: fx.GraphModule, clients: int):
+        super().__init__(graph)
+        self.clients = clients
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in (aten.view.default, aten._unsafe_view.default):
+            target = aten.reshape.default
+        if target is aten.convolution.default:
+            return self._convolution(*args)
+        if target is aten.convolution_backward.default:
+            return self._convolution_backward(*args)
+        return super().call_function(target, args, kwargs)
+
+    def _convolution(self, x: Tensor, w: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+        y = self._with_axis(forward, x, w, *_square(*how))
+        return y if bias is None else y + bias.view(-1, 1, 1)
+
+    def _convolution_backward(self, g: Tensor, x: Tensor, w: Tensor, bias: Any, *how: Any) -> tuple:
+        *how, wanted = how
+        stride, padding = _square(*how)
+        return (
+            self._with_axis(to_images, g, w, x, stride, padding) if wanted[0] else None,
+            self._with_axis(to_weights, g, w, x, stride, padding) if wanted[1] else None,
+            g.sum((0, 2, 3)) if wanted[2] else None,
+        )
+
+    def _with_axis(self, operation: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        return _Axis.apply(operation, self.clients, *arguments)  # type: ignore[no-untyped-call]
 
 
-@convolve.register_fake
-def _(x: Tensor, w: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:4], w.shape[1])
+class _Axis(torch.autograd.Function):
+    """An operation on all clients, as vmap calls it."""
+
+    @staticmethod
+    def forward(operation: Callable[..., Tensor], clients: int, *arguments: Any) -> Tensor:
+        raise NotImplementedError("outside vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, places: Any, operation: Callable[..., Tensor], clients: int, *arguments: Any) -> Any:
+        whole = [
+            argument if not isinstance(argument, Tensor)
+            else argument.expand(clients, *argument.shape) if place is None
+            else argument.movedim(place, 0)
+            for argument, place in zip(arguments, places[2:], strict=True)
+        ]  # fmt: skip
+        return operation(*[_dense(a) if isinstance(a, Tensor) else a for a in whole]), 0
 
 
-def _convolve_back(ctx, g: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[no-untyped-def]
-    x, w = ctx.saved_tensors
-    g = g.contiguous()
-    return gather(g, w, True) if ctx.needs_input_grad[0] else None, weights(x, g, w.shape[2])
+def _square(stride: list[int], padding: list[int], dilation: list[int], transposed: bool, extra: Any, groups: int):  # type: ignore[no-untyped-def]
+    if len({*stride}) > 1 or len({*padding}) > 1 or {*dilation} != {1} or transposed or groups > 1:
+        raise NotImplementedError("a convolution of another kind")
+    return stride[0], padding[0]
 
 
-def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
+def tensors_of(client: Client) -> dict[str, Tensor]:
+    """All that a step may change of a client, and what it reads beside its batch."""
+    found = {"theta": client.theta, "statistics": client.statistics, "anchor": client.anchor, **client.state}
+    found["counts"] = client.class_counts
+    for name, optimizer in {"": client.optimizer, **client.optimizers}.items():
+        found |= {f"{name}.{key}": value for key, value in vars(optimizer).items() if isinstance(value, Tensor)}
+    return found
 
 
-torch.library.register_autograd("together::convolve", _convolve_back, setup_context=_keep)
-
-
-# --- ResNet-9 with an axis of clients -------------------------------------------------------------------------------
-def apply(layer: nn.Module, path: str, x: Tensor, named: dict[str, Tensor], seen: dict[str, Tensor]) -> Tensor:
-    """What a layer makes of [clients, images, height, width, channels]; means and variances go into `seen`."""
-    if isinstance(layer, nn.Conv2d):
-        return convolve(x.contiguous(), named[f"{path}.weight"])  # in front of batch norm its bias stays at 0
-    if isinstance(layer, nn.BatchNorm2d):
-        variance, mean = torch.var_mean(x.float(), (1, 2, 3), correction=0)
-        count = x[0, ..., 0].numel()
-        seen[f"{path}.running_mean"], seen[f"{path}.running_var"] = mean, variance * (count / (count - 1))
-        scale = named[f"{path}.weight"] * (variance + layer.eps).rsqrt()
-        shift = named[f"{path}.bias"] - mean * scale
-        return (x.float() * scale[:, None, None, None] + shift[:, None, None, None]).to(x.dtype)
-    if isinstance(layer, nn.ReLU):
-        return x.relu()
-    if isinstance(layer, nn.MaxPool2d):
-        clients, images, side, _, channels = x.shape
-        return x.view(clients, images, side // 2, 2, side // 2, 2, channels).amax((3, 5))
-    if isinstance(layer, GlobalMaxPool):
-        return x.amax((2, 3))
-    if isinstance(layer, nn.Linear):
-        return torch.baddbmm(named[f"{path}.bias"][:, None], x, named[f"{path}.weight"].transpose(1, 2))
-    if isinstance(layer, Residual):
-        return x + apply(layer.inner, f"{path}.inner", x, named, seen)
-    if isinstance(layer, nn.Sequential):
-        for name, inner in layer.named_children():
-            x = apply(inner, f"{path}.{name}" if path else name, x, named, seen)
-        return x
-    raise TypeError(type(layer).__name__)
+def put(client: Client, found: dict[str, Tensor]) -> None:
+    client.theta, client.statistics, client.class_counts = found["theta"], found["statistics"], found["counts"]
+    client.anchor = found["anchor"] if client.proximal else client.theta
+    client.state.update({name: found[name] for name in client.state})
+    for name, optimizer in {"": client.optimizer, **client.optimizers}.items():
+        for key, value in list(vars(optimizer).items()):
+            if isinstance(value, Tensor):
+                setattr(optimizer, key, found[f"{name}.{key}"])
 
 
 class Together:
-    """Clients of one program that take the same steps at the same time."""
+    """Clients of one method that take the same number of steps on batches of the same shape."""
 
-    def __init__(self, program: Program, tasks: list[Task], module: nn.Module):
-        network, count = program.network, len(tasks)
-        self.layouts: tuple[Layout, Layout] = network.parameters, network.statistics
-        self.compute, self.options, self.module = network.compute, program.experiment.optimizer, module
-        received = tasks[0].received
-        self.theta = received["theta"].repeat(count, 1)
-        self.statistics = received["statistics"].repeat(count, 1)
-        self.moments = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
-        self.steps, self.rate = self.theta.new_zeros(()), self.theta.new_tensor(self.options.learning_rate)
-        self.start = [tensor.clone() for tensor in self._all()]
-        # A copy of each, as a captured graph reads them from one place: [steps, clients, images, height, width, C].
-        self.images = torch.stack([task.batches.labelled for task in tasks], 1).movedim(-3, -1).contiguous()
-        self.labels = torch.stack([task.batches.labels for task in tasks], 1)
-        self.batch = self.images[0].clone(), self.labels[0].clone()
-        compiled = program.network.compiled
-        self.loss = torch.compile(self._loss, dynamic=False) if compiled else self._loss
-        self.adam = torch.compile(_adam, dynamic=False) if compiled else _adam
+    def __init__(self, experiment: Any, dataset: Any, engine: Engine, tasks: list[Task]):
+        network = make_network(experiment, dataset, engine.device, engine.precision, False)
+        program = Program(experiment, network, len(dataset.classes), False)
+        lane = Lane(0, program, None)
+        starts, self.batches = [], []
+        for task in tasks:
+            self.batches.append(lane._receive(task))
+            starts.append({name: value.clone() for name, value in tensors_of(lane.client).items()})
+        self.start = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+        self.state = {name: value.clone() for name, value in self.start.items()}
+        steps = [[batch.step(step).tensors() for batch in self.batches] for step in range(tasks[0].steps)]
+        self.steps = [
+            [_dense(t) if t.dim() >= 5 else t for t in map(torch.stack, zip(*step, strict=True))] for step in steps
+        ]
+        self.inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in self.steps[0]]
+        one = [value.clone() for value in starts[0].values()], [t[0] for t in self.inputs]
+        names, kept = list(starts[0]), dict(tensors_of(lane.client))
+        batch = self.batches[0].step(0)
 
-    def _all(self) -> list[Tensor]:
-        return [self.theta, self.statistics, *self.moments, self.steps]
+        def step(state: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+            put(lane.client, dict(zip(names, state, strict=True)))
+            replaced = dict(zip(map(id, batch.tensors()), given, strict=True))
+            return [
+                value.detach() for value in program.step(lane.client, batch.map(lambda t: replaced[id(t)])).values()
+            ]
+
+        with torch.backends.cudnn.flags(enabled=False):  # batch norm in one form on every device
+            alone = make_fx(step, core_aten_decompositions() | NORMS)(*one)
+        put(lane.client, kept)
+        batched = torch.vmap(lambda *given: WithClients(alone, len(tasks)).run(*given))
+        flat = [*self.state.values(), *self.inputs]
+        with torch.no_grad():
+            self.graph = make_fx(batched, tracing_mode="fake")(*flat)
+        _align(self.graph)
+        self.run: Callable[..., Any] = torch.compile(self.graph, dynamic=False) if engine.compiles else self.graph
 
     def reset(self) -> None:
-        for tensor, start in zip(self._all(), self.start, strict=True):
-            tensor.copy_(start)
-
-    def _loss(self, leaves: dict[str, Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        seen: dict[str, Tensor] = {}
-        logits = apply(self.module, "", images, leaves, seen).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.shape[1]
-        return loss, torch.cat([seen[entry.name] for entry in self.layouts[1].entries], 1).detach()
+        for name, value in self.start.items():
+            self.state[name].copy_(value)
 
     def step(self) -> None:
-        """One step of all clients, in place."""
-        layout = self.layouts[0]
-        rows = -(-layout.cast // 64) * 64  # every client's weights begin where 16 bytes can be read at once
-        cast = self.theta.new_empty(len(self.theta), rows, dtype=self.compute)
-        cast[:, : layout.cast].copy_(self.theta[:, : layout.cast])
-        leaves = {}
-        for entry in layout.trained_entries:
-            flat = cast if entry.start < layout.cast else self.theta
-            shape = entry.shape if len(entry.shape) < 4 else [entry.shape[place] for place in (0, 2, 3, 1)]
-            part = flat[:, entry.start : entry.start + entry.size]
-            leaves[entry.name] = part.view(len(flat), *shape).detach().requires_grad_()
-        loss, seen = self.loss(leaves, *self.batch)
-        gradients = [g.flatten(1) for g in torch.autograd.grad(loss, list(leaves.values()))]
         with torch.no_grad():
-            self.steps.add_(1)
-            few = sum(entry.start < layout.cast for entry in layout.trained_entries)
-            for place, group in zip(layout.groups, (gradients[:few], gradients[few:]), strict=True):
-                o, moments = self.options, [moment[:, place] for moment in self.moments]
-                constants = (o.beta1, o.beta2, o.epsilon, o.weight_decay)
-                self.adam(self.theta[:, place], torch.cat(group, 1), *moments, self.steps, self.rate, *constants)
-            self.statistics.lerp_(seen, 0.1)
+            self.run(*self.state.values(), *self.inputs)
+
+    def walk(self) -> None:
+        for given in self.steps:
+            torch._foreach_copy_(self.inputs, given)
+            self.step()
 
     def capture(self) -> Callable[[], None]:
         """A function that takes all steps by replays of one graph."""
-        for _ in range(3):
-            self.step()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
 
         def go() -> None:
-            for images, labels in zip(self.images, self.labels, strict=True):
-                torch._foreach_copy_(list(self.batch), [images, labels])
+            for given in self.steps:
+                torch._foreach_copy_(self.inputs, given)
                 graph.replay()
 
         return go
 
-    def walk(self) -> None:
-        """All steps without a graph."""
-        for images, labels in zip(self.images, self.labels, strict=True):
-            torch._foreach_copy_(list(self.batch), [images, labels])
-            self.step()
+
+NORMS = {
+    aten.native_batch_norm.default: torch._decomp.decompositions.native_batch_norm,
+    aten.native_batch_norm_backward.default: torch._decomp.decompositions.native_batch_norm_backward,
+}
 
 
-def build(images: int, options: argparse.Namespace) -> tuple[Engine, list[Task], Together]:
-    experiment = load("fedavg-matched", labelled_batch=images, engine__lanes=options.clients, model=options.model)
+def _align(graph: fx.GraphModule) -> None:
+    """Let every client's weights begin where 16 bytes can be read at once: rows that are cast get a length for it."""
+    for node in list(graph.graph.nodes):
+        if node.target is not aten._to_copy.default or node.kwargs.get("dtype") is not torch.bfloat16:
+            continue
+        value = node.meta["val"]
+        missing = -value.shape[-1] % 64 if value.dim() == 2 and value.numel() > 2**16 else 0
+        if missing:
+            with graph.graph.inserting_before(node):
+                padded = graph.graph.call_function(aten.constant_pad_nd.default, (node.args[0], [0, missing]))
+            with graph.graph.inserting_after(node):
+                cut = graph.graph.call_function(aten.slice.Tensor, (node, 1, 0, value.shape[-1]))
+            node.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
+            node.args = (padded,)
+    graph.recompile()
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+def warm(graph: fx.GraphModule) -> int:
+    """Compile Triton's kernels in many processes: what one would take minutes for is then on disk."""
+    names = {"together.forward": "forward", "together.images": "images", "together.weights": "weights"}
+    jobs = set()
+    for node in graph.graph.nodes:
+        kind = names.get(str(node.target).removesuffix(".default"))
+        if kind:
+            shapes = tuple(tuple(a.meta["val"].shape) if isinstance(a, fx.Node) else a for a in node.args)
+            jobs.add((kind, shapes))
+    with ProcessPoolExecutor(15, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_warm, *zip(*jobs, strict=True)))
+    return len(jobs)
+
+
+def _warm(kind: str, shapes: tuple) -> None:
+    arguments = [
+        _dense(torch.zeros(shape, device="cuda", dtype=torch.bfloat16)) if isinstance(shape, tuple) else shape
+        for shape in shapes
+    ]
+    if kernels.takes(kind, *arguments):
+        kernels.run(kind, *arguments)
+
+
+def measure(case: str, options: argparse.Namespace) -> dict[str, Any]:
+    method, _, batch = case.partition(":")
+    labelled, unlabelled = map(int, batch.split("+"))
+    precision = "fp64" if options.check and not INTERPRETED else "auto"
+    experiment = load(
+        method, labelled_batch=labelled, unlabelled_batch=max(unlabelled, 1), engine__lanes=options.clients,
+        engine__precision=precision, model=options.model,
+    )  # fmt: skip
     dataset = noise_images(options.side)
     engine = Engine(experiment.engine)
     tasks = make_tasks(engine, experiment, dataset, options.clients, options.steps)
-    return engine, tasks, Together(engine.program(experiment, dataset), tasks, new_module(experiment, dataset))
-
-
-def measure(images: int, options: argparse.Namespace) -> dict[str, object]:
-    engine, tasks, together = build(images, options)
-    engine.lanes.prepare(tasks)
-    go = together.walk if options.check else together.capture()
+    began = time.perf_counter()
+    together = Together(experiment, dataset, engine, tasks)
+    report: dict[str, Any] = {"method": method, "batch": batch, "precision": engine.precision}
+    report["seconds"] = {"trace": time.perf_counter() - began}
+    if not options.check:
+        began = time.perf_counter()
+        shapes = warm(together.graph) if "triton" in WAYS else 0
+        report["seconds"]["kernels"] = time.perf_counter() - began
+        engine.lanes.prepare(tasks)
     expected = engine.run(tasks)
+    began = time.perf_counter()
+    go = together.walk if options.check else together.capture()
+    report["seconds"]["compile_and_capture"] = time.perf_counter() - began
     together.reset()
     go()
-    apart = {}
-    for name, found in (("theta", together.theta), ("statistics", together.statistics)):
+    report["apart"] = {}
+    for name in ("theta", "statistics"):
         wanted = torch.stack([result.upload[name] for result in expected])
         moved = wanted - tasks[0].received[name]
-        apart[name] = float((found - wanted).norm() / moved.norm())
-    if options.check:
-        return {"images": images, "apart": apart}
-    lanes = spread(seconds(lambda: engine.run(tasks), options.repeats), 1e3 / options.steps)
-    ours = spread(seconds(go, options.repeats), 1e3 / options.steps)
+        report["apart"][name] = float((together.state[name] - wanted).norm() / moved.norm())
+    if not options.check:
+        lanes = spread(seconds(lambda: engine.run(tasks), options.repeats), 1e3 / options.steps)
+        ours = spread(seconds(go, options.repeats), 1e3 / options.steps)
+        report |= {"lanes_ms": lanes, "together_ms": ours, "times_as_fast": lanes["median"] / ours["median"]}
+        report |= {"shapes": shapes, "kernels": _kernels(go, options.steps)}
     engine.release()
+    return report
+
+
+def _kernels(go: Callable[[], None], steps: int) -> dict[str, Any]:
+    """Kernels of a step of all: their number, their time, and the largest groups."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        go()
+        torch.cuda.synchronize()
+    found: dict[str, list[float]] = {}
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found.setdefault(event.name[:60], []).append(event.device_time)
+    largest = sorted(found.items(), key=lambda item: -sum(item[1]))[:15]
     return {
-        "images": images, "apart": apart, "lanes_ms": lanes, "together_ms": ours,
-        "times_as_fast": lanes["median"] / ours["median"],
-    }  # fmt: skip
-
-
-def warm(options: argparse.Namespace) -> None:
-    """Compile the kernels in many processes: what one would take minutes for is then on disk."""
-    jobs = [(images, number) for images in options.images for number in range(6)]
-    with ProcessPoolExecutor(15, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
-        for future in [pool.submit(_warm, *job, options) for job in jobs]:
-            future.result()
-
-
-def _warm(images: int, number: int, options: argparse.Namespace) -> None:
-    layers = [(3, 64, 32), (64, 128, 32), (128, 128, 16), (128, 256, 16), (256, 512, 8), (512, 512, 4)]
-    for channels, outputs, side in layers[number : number + 1]:
-        x = torch.zeros(options.clients, images, side, side, channels, device="cuda", dtype=torch.bfloat16)
-        w = torch.zeros(options.clients, outputs, 3, 3, channels, device="cuda", dtype=torch.bfloat16)
-        y = gather(x, w, False)
-        weights(x, y, 3)
-        if channels > 3:
-            gather(y, w, True)
+        "a_step": sum(map(len, found.values())) / steps,
+        "ms": sum(map(sum, found.values())) / steps / 1e3,
+        "largest": [[name, len(times) / steps, sum(times) / steps] for name, times in largest],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, nargs="+", default=[10, 20, 30, 100])
+    parser.add_argument("cases", nargs="*", default=["fedavg-matched:10+0", "feddure:10+10"], metavar="METHOD:L+U")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--model", default="resnet9")
-    parser.add_argument("--check", action="store_true", help="agreement alone, without a graph")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--convolutions", choices=["best", "cudnn", "triton"], default="best")
+    parser.add_argument("--check", action="store_true", help="agreement alone, without compiler and graph")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    if not options.check:
-        warm(options)
-    finish({"benchmark": "together", "cases": [measure(images, options) for images in options.images]}, options.out)
+    if options.convolutions != "best":
+        WAYS.intersection_update({options.convolutions})
+    cases = [measure(case, options) for case in options.cases]
+    chosen = [{"convolution": str(key), "ms": ways} for key, ways in CHOSEN.items()]
+    finish({"benchmark": "together", "model": options.model, "cases": cases, "convolutions": chosen}, options.json)
 
 
 if __name__ == "__main__":
