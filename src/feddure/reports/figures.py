@@ -4,7 +4,7 @@ A line is a run with its name and its format, the same in every figure. Few clie
 rounds are noisy: faint lines are single rounds, strong ones running means. Shares are drawn in per cent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,22 +67,38 @@ def curves(found: Sequence[Curve], title: str, height: float = 3.9) -> Figure:
     with style.applied():
         canvas = style.new_figure(WIDE, height + 0.06 * len(found))
         axes = canvas.add_subplot()
-        for curve in found:
-            rounds, values = zip(*curve.points, strict=True)
-            often = max(1, len(rounds) // 40)
-            label = style.short(curve.label, _LONGEST_LABEL)
-            own: dict[str, Any] = {"color": curve.fmt["color"], "gid": inline.part_of(label)}
-            axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, label=label, **curve.fmt)
-            if curve.averaged:
-                axes.plot(*zip(*curve.averaged, strict=True), ":", label=f"{label}, averaged", **own)
-            if curve.band:
-                low, high = zip(*curve.band, strict=True)
-                axes.fill_between(rounds, low, high, alpha=0.15, linewidth=0, **own)
-        _rounds(axes, ticks=10)
+        draw_curves(axes, [curve._replace(label=style.short(curve.label, _LONGEST_LABEL)) for curve in found])
         axes.set_title(title + (", dotted: averaged model" if any(curve.averaged for curve in found) else ""))
         if len(found) > 1:
             style.legend(canvas, *_names(found))
         return canvas
+
+
+def draw_curves(axes: Axes, found: Sequence[Curve]) -> None:
+    """Draw them into axes whose x are rounds."""
+    for curve in found:
+        rounds, values = zip(*curve.points, strict=True)
+        often = max(1, len(rounds) // 40)
+        own: dict[str, Any] = {"color": curve.fmt["color"], "gid": inline.part_of(curve.label)}
+        axes.plot(rounds, values, markersize=4, markevery=often, clip_on=False, label=curve.label, **curve.fmt)
+        if curve.averaged:
+            axes.plot(*zip(*curve.averaged, strict=True), ":", label=f"{curve.label}, averaged", **own)
+        if curve.band:
+            low, high = zip(*curve.band, strict=True)
+            axes.fill_between(rounds, low, high, alpha=0.12, linewidth=0, **own)
+    _rounds(axes, ticks=10)
+
+
+def over_seeds(label: str, fmt: LineStyle, seeds: Iterable[Sequence[tuple[Any, ...]]], window: int = 1) -> Curve:
+    """The mean over seeds at the rounds that all have, in a band of one standard deviation.
+
+    A seed has (round, value, …) by evaluation; `window` smooths each by a running mean, cut off at its ends.
+    """
+    each = pd.DataFrame({place: {one[0]: one[1] for one in seed} for place, seed in enumerate(seeds)}).dropna()
+    each = each.sort_index().rolling(window, center=True, min_periods=1).mean()
+    mean, sd = each.mean(axis=1), each.std(axis=1)
+    band = list(zip(mean - sd, mean + sd, strict=True)) if each.shape[1] > 1 else []
+    return Curve(label, fmt, list(zip(each.index, mean, strict=True)), band=band)
 
 
 def by_class(lines: Sequence[Line], panels: Mapping[str, Sequence[Sequence[float]]], classes: Sequence[str]) -> Figure:

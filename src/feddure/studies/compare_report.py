@@ -11,7 +11,6 @@ import pandas as pd
 
 from feddure import methods as known_methods
 from feddure.reports import figures, frame, style
-from feddure.reports.figures import Curve
 from feddure.reports.frame import Difference, mean_sd, signed
 from feddure.reports.names import data_size
 from feddure.reports.page import Group, Section, Text, embed, table
@@ -233,18 +232,13 @@ def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> 
 
 
 def mean_curves(view: View) -> figures.Figure:
-    """The metric of each method, mean over seeds, in a band from the lowest seed to the highest."""
+    """The metric of each method, mean over seeds in a band of one standard deviation."""
     formats = style.line_styles((method, "") for method in view.plan.methods)
-    found = []
-    for method in view.plan.methods:
-        points = [(rounds, score) for curve in view._of(method)["curve"] for rounds, score, _ in curve]
-        seeds = pd.DataFrame(points, columns=["round", "score"]).groupby("round", as_index=False)
-        score = seeds["score"].agg(["mean", "min", "max"])
-        mean = list(zip(score["round"], score["mean"], strict=True))
-        band = list(zip(score["min"], score["max"], strict=True))
-        found.append(Curve(known_methods.title(method), formats[method, ""], mean, band=band))
-    title = f"Test {TITLES[view.metric]}, %, mean over seeds; bands reach from the lowest seed to the highest"
-    return figures.curves(found, title)
+    found = [
+        figures.over_seeds(known_methods.title(method), formats[method, ""], view._of(method)["curve"])
+        for method in view.plan.methods
+    ]
+    return figures.curves(found, f"Test {TITLES[view.metric]}, %, mean over seeds ± standard deviation")
 
 
 def _share(per_cent: float | None) -> float | str:

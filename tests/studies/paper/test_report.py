@@ -153,13 +153,6 @@ def test_every_figure_is_drawn_whatever_is_measured(study, seeds):
     assert style.render(figures.figure(rows), "png", 40).startswith(b"\x89PNG")
 
 
-def test_curves_meet_where_all_seeds_were_evaluated():
-    row = synthetic.row("figure1", "feddure", {0: 50.0, 1: 60.0})
-    row.runs["curve"] = [[(5, 40.0, None), (10, 50.0, None)], [(10, 60.0, None), (15, 61.0, None)]]
-    rounds, values = figures.seed_curves(row)
-    assert (rounds.tolist(), values.tolist()) == ([10], [[50.0], [60.0]])
-
-
 def test_partitions_are_counted_and_drawn(tmp_path):
     images = tiny.dataset(size=6000, classes=10, name="tiny")
     report.write_partitions(tmp_path, images)

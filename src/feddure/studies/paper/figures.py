@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
-from feddure.reports import frame, inline, partition_figure, style
+from feddure.reports import figures, frame, inline, partition_figure, style
 from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.numbers import method_name
 from feddure.studies.paper.plan import STUDIES
@@ -49,13 +49,6 @@ def figure(rows: Sequence[Row]) -> Figure:
         if rows[0].study == "figure1":
             return _curves(rows)
         return _along_axis(rows) if STUDIES[rows[0].study].axis else _beside_paper(rows)
-
-
-def seed_curves(row: Row) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds, and accuracies in per cent [seed, round] at the rounds that all seeds have."""
-    each = [{number: accuracy for number, accuracy, _ in curve} for curve in row.measured["curve"]]
-    rounds = sorted(set.intersection(*map(set, each)))
-    return np.array(rounds), np.array([[found[number] for number in rounds] for found in each])
 
 
 def _beside_paper(rows: Sequence[Row]) -> Figure:
@@ -121,34 +114,17 @@ def _curves(rows: Sequence[Row]) -> Figure:
     canvas = style.new_figure(_WIDE, 4.6 * len(found))
     for axes, panel in zip(canvas.subplots(len(found), 1, squeeze=False)[:, 0], found, strict=True):
         smooth = all(len(curve) > SMOOTHED for row in panel for curve in row.measured["curve"])
-        ends = []
+        curves = []
         for row in panel:
-            rounds, values = seed_curves(row)
-            values = _smooth(values) if smooth else values
-            mean = values.mean(axis=0)
-            fmt = formats[row.method, row.changes] | ({"marker": ""} if smooth else {})
-            (line,) = axes.plot(rounds, mean, label=_legend_name(row.method, row.changes), **fmt)
-            if len(values) > 1:
-                sd = values.std(axis=0, ddof=1)
-                own = inline.part_of(str(line.get_label()))
-                axes.fill_between(rounds, mean - sd, mean + sd, color=fmt["color"], alpha=0.12, linewidth=0, gid=own)
-            ends.append((mean[-1], line))
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-        axes.set_xlabel("round")
+            name, fmt = _legend_name(row.method, row.changes), formats[row.method, row.changes]
+            fmt, window = (fmt | {"marker": ""}, SMOOTHED) if smooth else (fmt, 1)
+            curves.append(figures.over_seeds(name, fmt, row.measured["curve"], window))
+        figures.draw_curves(axes, sorted(curves, key=lambda curve: -curve.points[-1][1]))
         axes.set_ylabel("test accuracy, %")
         drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
         axes.set_title(f"{_place(panel)}: {drawn}, {_over_seeds(panel)}")
-        handles = [line for _, line in sorted(ends, key=lambda end: -end[0])]
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), handlelength=3.2)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), handlelength=3.2)
     return canvas
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Means over a window around each evaluation, cut off at the ends."""
-    window = np.ones(SMOOTHED)
-    counts = np.convolve(np.ones(values.shape[1]), window, "same")
-    return np.array([np.convolve(each, window, "same") for each in values]) / counts
 
 
 def _along_axis(rows: Sequence[Row]) -> Figure:
