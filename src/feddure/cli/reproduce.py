@@ -38,24 +38,12 @@ class What(StrEnum):
     all = "all"
 
 
-# What trains nothing has few options: these, and what a dry run says of it.
+# What trains nothing has few options; a dry run says what it does.
 _TRAINS_NOTHING = {
-    What.partitions: (
-        {"datasets", "data_dir", "out", "merge"},
-        "partitions trains nothing: it deals the images of a data set to clients and draws who owns which",
-    ),
-    What.theory: (
-        {"out", "merge"},
-        "theory trains no federation: it measures the theorems on a small network, which takes minutes",
-    ),
-    What.claims: (
-        {"out", "merge"},
-        "claims measures nothing: it judges what the other studies have measured into --out and --merge",
-    ),
-    What.tables: (
-        {"out", "merge"},
-        "tables trains nothing: it makes tables, charts and claims of what is measured in --out and --merge",
-    ),
+    "partitions": "it deals the images of a data set to clients and draws who owns which",
+    "theory": "it measures the theorems on a small network, which takes minutes",
+    "claims": "it judges what the other studies have measured into --out and --merge",
+    "tables": "it makes tables, charts and claims of what is measured in --out and --merge",
 }
 
 
@@ -139,7 +127,7 @@ def reproduce(
     grids.check_places(ray, jobs)
     if dry_run:
         if what in _TRAINS_NOTHING:
-            print(_TRAINS_NOTHING[what][1])
+            print(f"{what} trains no federation: {_TRAINS_NOTHING[what]}")
         else:
             merged = Store(out, merge or ())
             _show_plan(cells, merged)
@@ -159,15 +147,13 @@ def reproduce(
 
 def _check_options(what: What, context: typer.Context) -> None:
     """Refuse options that would change nothing."""
-    if what not in _TRAINS_NOTHING:
-        return
-    accepted, about = _TRAINS_NOTHING[what]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
+    accepted = ["data_dir", "datasets", "merge", "out"] if what == "partitions" else ["merge", "out"]
+    for parameter in context.command.params if what in _TRAINS_NOTHING else ():
+        source = context.get_parameter_source(parameter.name or "")
         given = source is not None and source.name == "COMMANDLINE"  # the environment may say it for all commands
-        if given and name not in accepted | {"what", "dry_run"}:
-            options = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(accepted))
+        if given and parameter.name not in (*accepted, "what", "dry_run"):
+            options = ", ".join(f"--{option.replace('_', '-')}" for option in accepted)
+            about = f"{what} trains no federation: {_TRAINS_NOTHING[what]}"
             raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
 
 
