@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddure.tracking.summary import display_name, duration, percent, signed, summarise
+from feddure.tracking.summary import display_name, duration, mean_of, percent, signed, summarise
 
 
 def record(number, accuracy=None, ema=None, steps=(5, 5), left_out=()):
@@ -66,6 +66,8 @@ def test_a_young_run_says_what_its_mean_is_of():
     assert summarise([record(1, 0.5)]).mean_of == "its only evaluation"
     assert summarise([record(n, 0.5) for n in range(4)]).mean_of == "mean of all 4"
     assert summarise([record(n, 0.5) for n in range(10)]).mean_of == "mean of last 10"
+    assert mean_of(5, 20) == "mean of last 10 or fewer"
+    assert mean_of(0, 0) == "mean of last 10"  # without test images nobody evaluated
 
 
 def test_records_may_lack_evaluations_or_a_loss():

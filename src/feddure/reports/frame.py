@@ -24,7 +24,7 @@ from feddure.reports.diagnostics import last_means, probe_means, trace
 from feddure.tracking import summary
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run
-from feddure.tracking.summary import LAST, VALIDATION, Scores, evaluations, signed, summarise, validation
+from feddure.tracking.summary import VALIDATION, Scores, evaluations, signed, summarise, validation
 
 CONFIDENCE = 0.95
 
@@ -208,14 +208,13 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
 
 def mean_of(rows: pd.DataFrame, spelled_out: bool = False) -> str:
     """What `accuracy_last10` of these rows is the mean of; `spelled_out` says of what even outside a table."""
-    found = {summary.mean_of(len(curve)) for curve in measured(rows)["curve"]} or {f"mean of last {LAST}"}
-    text = f"mean of last {LAST} or fewer" if len(found) > 1 else found.pop()
+    text = summary.mean_of(*map(len, measured(rows)["curve"]))
     return f"{text} evaluations" if spelled_out and not text.endswith("evaluation") else text
 
 
 def mean_heading(rows: pd.DataFrame) -> str:
     """The same at the head of a column; nothing where it would repeat the last evaluation."""
-    return summary.mean_heading(len(curve) for curve in measured(rows)["curve"])
+    return summary.mean_heading(map(len, measured(rows)["curve"]))
 
 
 def provenance(rows: pd.DataFrame) -> list[str]:

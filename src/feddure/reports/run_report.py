@@ -185,7 +185,7 @@ def _runs(
     apart = experiments.differences([run.experiment for run in runs])
     fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
     fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
-    mean = summary.mean_heading(found.evaluations for found in summaries if found.evaluations)
+    mean = summary.mean_heading(found.evaluations for found in summaries)
     scores = {"last": "last"} | ({mean: "last10"} if mean else {})
     if any(found.score.ema_last is not None for found in summaries):
         scores["averaged model"] = "ema_last10"

@@ -122,19 +122,18 @@ class Summary:
         return mean_of(self.evaluations)
 
 
-def mean_of(count: int) -> str:
-    """What the mean of the last ten of so many evaluations is called; a young run has fewer than ten."""
-    if 0 < count < LAST:
-        return "its only evaluation" if count == 1 else f"mean of all {count}"
-    return f"mean of last {LAST}"
+def mean_of(*counts: int) -> str:
+    """What the mean of the last ten of so many evaluations is called, of one run or of several."""
+    heading = mean_heading(counts)
+    return f"mean of {heading}" if heading else "its only evaluation"
 
 
 def mean_heading(counts: Iterable[int]) -> str:
-    """The same at the head of a column, of several runs; nothing where all have one evaluation, which is the last."""
-    found = set(counts)
-    if found <= {1}:
-        return "last 10" if not found else ""
+    """The same at the head of a column; a young run has fewer than ten, and of a single one there is nothing to say."""
+    found = set(counts) - {0}
     fewer = {count for count in found if count < LAST}
+    if found == {1}:
+        return ""
     return f"last {LAST}" if not fewer else f"all {found.pop()}" if len(found) == 1 else f"last {LAST} or fewer"
 
 
