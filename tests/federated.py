@@ -147,12 +147,15 @@ class OneProcess(Grid):
 
 def grid(root: Path, **more: Any) -> OneProcess:
     """One node a site, numbered from 11, on the folders that `write_images` wrote."""
+    description = root / "federation.yaml"
+    description.write_text(DESCRIPTION.to_yaml())
     return OneProcess(
         {
             11 + number: {
                 "site": site,
                 "data": str(root / "images" / "clients" / site),
                 "state": str(root / "state" / site),
+                "description": str(description),
             }
             | more
             for number, site in enumerate(SITES)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import federated
 from feddure.cli import federate
 from feddure.cli.federate import show
 from feddure.errors import ConfigError, FeddureError, RunError
@@ -27,6 +28,7 @@ from feddure.flower.deploy.processes import Terminated
 from feddure.flower.deploy.status import RunStatus, Status
 from feddure.simulation.server import ImageCounts
 
+DESCRIBED = {"description": federated.DESCRIPTION.to_yaml()}
 NO_AUDIT = Audit([], "", "", False)
 COMMANDS = ("init", "renew", "check", "server", "site", "approve", "run", "status", "audit", "demo")
 
@@ -110,7 +112,7 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
         run("run", tmp_path / "trees", *given, "--test", f"folder:{tmp_path}?depth=12")
     ((options, place, resume),) = asked
     assert (place, resume) == (tmp_path / "trees" / "runs" / "fedavg", False)
-    found = run_config.read(options)
+    found = run_config.read(options | DESCRIBED)
     assert (found.experiment.method, found.experiment.rounds, found.experiment.model) == ("fedavg", 3, "cnn")
     assert (found.experiment.options, found.protection.clipping_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
@@ -119,7 +121,7 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
         run("run", tmp_path / "trees", "--rounds", 3)  # what we would use, where nobody says
     options, place, _ = asked[1]
     assert place == tmp_path / "trees" / "runs" / "fedtutor"
-    found = run_config.read(options).experiment
+    found = run_config.read(options | DESCRIBED).experiment
     assert (found.method, found.server.weight, found.rounds) == ("fedtutor", "labelled", 3)
 
 
@@ -219,7 +221,7 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
         yield SimpleNamespace(ended=False, terminate=lambda: done.append(f"end {name}"))
 
     def start_run(folder, options, place, show):
-        found = run_config.read(options)
+        found = run_config.read(options | DESCRIBED)
         tests = len(list(found.tests.path.glob("*/*.png")))
         done.append(("run", found.experiment.rounds, place.name, tests, found.experiment.server.robust))
         return SimpleNamespace(metrics=[])

@@ -13,7 +13,7 @@ import tiny
 from feddure import experiments
 from feddure.errors import RunError
 from feddure.flower.app import limits, messages
-from feddure.flower.app.client import ContextMemory, DiskMemory
+from feddure.flower.app.client import Memory
 from feddure.flower.app.messages import ANSWER, TASK, Task
 from feddure.simulation.server import Assignment
 
@@ -54,6 +54,24 @@ def test_an_accident_outside_the_training_tells_no_path(root, federation, broken
     told = str(answer(train(nodes, 11, federation)))
     assert "problem" in told
     assert str(root) not in told
+
+
+@pytest.mark.parametrize("key", ["site", "data", "state", "description"])
+def test_a_node_that_does_not_say_all_of_itself_sends_nothing(root, federation, key):
+    """Without a state folder there would be no ledger, without a description the server would say what classes mean."""
+    nodes = federated.grid(root)
+    del nodes.contexts[11].node_config[key]
+    reply = train(nodes, 11, federation)
+    assert f"has no '{key}'" in answer(reply)["problem"]
+    assert not reply.content.array_records
+
+
+def test_a_run_without_a_description_is_refused(root, federation):
+    nodes = federated.grid(root)
+    nodes.contexts[11].run_config.clear()
+    reply = train(nodes, 11, federation)
+    assert "problem" in answer(reply)
+    assert not reply.content.array_records
 
 
 def test_a_message_without_a_task_is_answered_without_the_details(root, federation):
@@ -236,7 +254,7 @@ def test_an_unexpected_error_is_answered_without_its_details(root, federation, c
 )
 def test_a_site_with_another_description_is_told_what_differs(root, federation, tmp_path, capsys, changes, told):
     """The server hears which fields."""
-    own = tmp_path / "federation.yaml"
+    own = tmp_path / "own.yaml"
     own.write_text(federated.DESCRIPTION.model_copy(update=changes).to_yaml())
     problem = answer(train(federated.grid(root, description=str(own)), 11, federation))["problem"]
     assert f"another description of the federation (in {next(iter(changes))})" in problem
@@ -289,30 +307,21 @@ def weights(reply):
 
 
 # --- where memories lie ----------------------------------------------------------------------------
-@pytest.fixture(params=["disk", "context"])
-def remembering(request, tmp_path):
-    """Opens the same store again, as a new process does."""
-    state = RecordDict()
-    return (
-        (lambda run: DiskMemory(tmp_path, run)) if request.param == "disk" else (lambda run: ContextMemory(state, run))
-    )
-
-
 def value(memory, round_number):
     found = memory.recall(round_number)
     return None if found is None else found["w"].item()
 
 
-def test_a_memory_is_that_of_its_run_and_round(remembering):
-    remembering("one").keep(3, {"w": torch.tensor([1 / 3], dtype=torch.float64)}, ())
-    assert value(remembering("one"), 3) == 1 / 3
-    assert remembering("one").recall(3)["w"].dtype == torch.float64
-    assert value(remembering("one"), 2) is None
-    assert value(remembering("two"), 3) is None
+def test_a_memory_is_that_of_its_run_and_round(tmp_path):
+    Memory(tmp_path, "one").keep(3, {"w": torch.tensor([1 / 3], dtype=torch.float64)}, ())
+    assert value(Memory(tmp_path, "one"), 3) == 1 / 3
+    assert Memory(tmp_path, "one").recall(3)["w"].dtype == torch.float64
+    assert value(Memory(tmp_path, "one"), 2) is None
+    assert value(Memory(tmp_path, "two"), 3) is None
 
 
-def test_only_what_the_server_may_go_back_to_is_kept(remembering):
-    memory = remembering("one")
+def test_only_what_the_server_may_go_back_to_is_kept(tmp_path):
+    memory = Memory(tmp_path, "one")
     memory.keep(1, {"w": torch.tensor([1.0])}, ())
     memory.keep(2, {"w": torch.tensor([2.0])}, (1,))
     memory.keep(3, {"w": torch.tensor([3.0])}, (2, 1))
@@ -322,25 +331,25 @@ def test_only_what_the_server_may_go_back_to_is_kept(remembering):
 
 def test_a_server_that_renames_its_run_in_every_message_does_not_fill_the_disk(tmp_path):
     for number in range(20):
-        DiskMemory(tmp_path, f"run{number}").keep(1, {"w": torch.ones(1)}, ())
+        Memory(tmp_path, f"run{number}").keep(1, {"w": torch.ones(1)}, ())
     assert len(list((tmp_path / "memory").iterdir())) == 16
-    assert value(DiskMemory(tmp_path, "run19"), 1) == 1
+    assert value(Memory(tmp_path, "run19"), 1) == 1
 
 
 def test_nobody_else_can_read_a_memory(tmp_path):
     state = tmp_path / "state"
-    DiskMemory(state, "one").keep(1, {"w": torch.ones(1)}, ())
+    Memory(state, "one").keep(1, {"w": torch.ones(1)}, ())
     modes = {path.name: path.stat().st_mode & 0o777 for path in (state, *state.rglob("*"))}
     assert modes == {"state": 0o700, "memory": 0o700, "one": 0o700, "round-1.safetensors": 0o600}
 
 
 def test_a_damaged_memory_counts_as_lost(tmp_path):
-    DiskMemory(tmp_path, "one").keep(1, {"w": torch.ones(1)}, ())
+    Memory(tmp_path, "one").keep(1, {"w": torch.ones(1)}, ())
     (tmp_path / "memory" / "one" / "round-1.safetensors").write_bytes(b"torn")
-    assert DiskMemory(tmp_path, "one").recall(1) is None
+    assert Memory(tmp_path, "one").recall(1) is None
 
 
 @pytest.mark.parametrize("name", ["../other", "", "a/b", "..", "a.b"])
 def test_the_server_cannot_choose_a_path_at_the_site(name, tmp_path):
     with pytest.raises(RunError, match="expected letters and digits"):
-        DiskMemory(tmp_path, name)
+        Memory(tmp_path, name)

@@ -52,10 +52,10 @@ def test_defaults_are_those_of_an_experiment_with_the_descriptions_sites():
 
 
 def test_a_preset_and_settings():
-    options = run_config.read({"preset": "demo", "settings": "seed=4 optimizer.learning_rate=1e-4", "rounds": 7})
+    given = {"preset": "demo", "settings": "seed=4 optimizer.learning_rate=1e-4", "rounds": 7}
+    options = run_config.read(given | {"description": federated.DESCRIPTION.to_yaml()})
     assert (options.experiment.seed, options.experiment.rounds) == (4, 7)
     assert options.experiment.optimizer.learning_rate == 1e-4
-    assert options.description is None
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_a_preset_and_settings():
 )
 def test_mistakes_are_named(given, expected):
     with pytest.raises(ConfigError, match=expected):
-        run_config.read(given)
+        run_config.read({"description": federated.DESCRIPTION.to_yaml()} | given)

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import federated
 import tiny
-from feddure import data
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import server as server_app
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
@@ -115,19 +114,6 @@ def test_server_optimiser_average_and_automatic_batches(root):
     tiny.assert_equal(server.state, expected.state)
     tiny.assert_equal(server.moments, expected.moments)
     assert written(root)[-1]["test_ema"] == expected.test()["test_ema"]
-
-
-def test_clients_of_flowers_simulation_share_out_the_experiments_partition(root):
-    settings = "model=cnn clients_per_round=2 local_steps=1 unlabelled_batch=4 evaluate_every=2 validation=0.3"
-    settings += " partition.labels_per_class=2 engine.device=cpu engine.precision=fp32"
-    given = {"description": "", "dataset": "fashion-mini", "settings": settings}
-    nodes = federated.OneProcess({n: {"partition-id": n - 1, "num-partitions": 4} for n in range(1, 5)}, given)
-    server = federated.federate(root, nodes, **given)
-    assert server.experiment.partition.clients == 4
-    expected = tiny.finished(server.experiment, data.load("fashion-mini"))
-    tiny.assert_equal(server.state, expected.server.state)
-    for on in ("test", "validation"):
-        assert json.dumps(written(root)[-1][on]) == json.dumps(expected.server.test()[on])
 
 
 # --- going on after a kill --------------------------------------------------------------------------------

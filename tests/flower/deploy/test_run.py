@@ -159,9 +159,16 @@ def test_resuming_asks_for_what_was_asked_before(flower):
     assert flower.asked[1].items() >= {"method": "fedavg", "rounds": 2, "resume": True}.items()
 
 
-def test_a_federation_of_another_version_runs_this_versions_app(flower):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(CLIENT_APP, "feddure.federation.flower.client_app:app"),
+        lambda text: text + 'dataset = "fashion-mini"\n',  # a key that went
+    ],
+)
+def test_a_federation_of_another_version_runs_this_versions_app(flower, change):
     path = flower.folder.app / "pyproject.toml"
-    old = path.read_text().replace(CLIENT_APP, "feddure.federation.flower.client_app:app")
+    old = change(path.read_text())
     path.write_text(old.replace("wait-seconds = 600.0", "wait-seconds = 7.0"))
     flower.ends = iter(["finished:stopped"])
     flower.problem()

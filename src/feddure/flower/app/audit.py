@@ -28,7 +28,7 @@ _MOST_DIMENSIONS = 8
 
 
 class AuditLog:
-    """Appends entries to a file, from any number of processes; without a folder, as in a simulation, does nothing."""
+    """Appends entries to a file, from any number of processes; without a folder it does nothing."""
 
     def __init__(self, folder: Path | None):
         self._path = folder / FILE if folder is not None else None

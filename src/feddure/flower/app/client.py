@@ -1,9 +1,8 @@
 """Flower's ClientApp: one client of a federation, at the site that owns its images.
 
-A node is told who it is by its configuration, for example `site="a" data="/images" state="/var/feddure"`, and
-perhaps `description="/path/federation.yaml"`, `device="cpu"`, and the options of `privacy` and `policy`.
-A node of Flower's simulation has `partition-id` and `num-partitions` instead, and takes its share of the data set that
-the run names. Training itself is the simulator's own code.
+A node is told who it is by its configuration, for example
+`site="a" data="/images" state="/var/feddure" description="/path/federation.yaml"`, and perhaps `device="cpu"` and the
+options of `privacy` and `policy`. Training itself is the simulator's own code.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from feddure import experiments, methods, plugins
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.files import parse_yaml
@@ -37,15 +36,13 @@ from feddure.flower.app.messages import (
     array_bytes,
     pack_answer,
     pack_state,
-    to_arrays,
-    to_tensors,
     unpack_state,
 )
 from feddure.flower.app.policy import MOST_HELPERS, check_approval, check_method, check_policy, check_work
 from feddure.flower.app.privacy import protect
-from feddure.flower.app.private_files import make_private_folder, write_private_file
+from feddure.flower.app.private_files import make_private_folder, state_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed, log, one_line, public_text
-from feddure.flower.app.site_data import Site, open_share, open_site, set_aside
+from feddure.flower.app.site_data import Site, open_site, set_aside
 from feddure.methods.base import State
 from feddure.simulation.engine import Engine
 from feddure.simulation.evaluate import evaluate, to_record
@@ -58,7 +55,7 @@ _KEPT_RUNS = 16
 """Runs whose memory a site keeps, those that it trained in last."""
 
 
-class DiskMemory:
+class Memory:
     """What a client remembers between its rounds, such as FedDure's F-reg under `f_reg_memory: client`.
 
     It never leaves the site, and survives a restart of its node. A memory belongs to a run and to the round that made
@@ -95,28 +92,6 @@ class DiskMemory:
 
     def _file(self, round_number: int) -> Path:
         return self._folder / f"round-{round_number}.safetensors"
-
-
-class ContextMemory:
-    """The same in the state that Flower's simulation keeps for a node."""
-
-    def __init__(self, state: RecordDict, run_name: str):
-        self._state = state
-        self._prefix = f"memory-{run_name}-"
-
-    def recall(self, round_number: int) -> State | None:
-        record = self._state.array_records.get(f"{self._prefix}{round_number}")
-        return None if record is None else to_tensors(record)
-
-    def keep(self, round_number: int, memory: State, also: Iterable[int]) -> None:
-        kept = {f"{self._prefix}{number}" for number in also}
-        for name in [name for name in self._state.array_records if name.startswith(self._prefix)]:
-            if name not in kept:
-                del self._state[name]
-        self._state[f"{self._prefix}{round_number}"] = to_arrays(memory)
-
-
-Memory = DiskMemory | ContextMemory
 
 
 def read_experiment(text: str, device: str = "") -> Experiment:
@@ -246,12 +221,11 @@ def introduce(message: Message, context: Context) -> Message:
             print(f"left out: {file}: {reason}", flush=True)
         if "refused" in asked:
             log(f"problem: the server refuses this site: {one_line(asked['refused'])}; ask the server's operator")
-        elif site.is_real:
+        else:
             log(_introduction(site, str(asked["experiment"])))
-        if site.state is not None:
-            worker = _worker_at(context, str(asked["experiment"]), "cpu")
-            first = worker.first_message_bytes(site)
-            limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
+        worker = _worker_at(context, str(asked["experiment"]), "cpu")
+        first = worker.first_message_bytes(site)
+        limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
         return RecordDict({ANSWER: pack_answer(site.introduce())})
 
     return _answer(message, context, answer)
@@ -264,22 +238,21 @@ def keep_record(message: Message, context: Context, call_next: ClientAppCallable
 
 
 def _kept(message: Message, context: Context, reply: Message) -> Message:
-    state = context.node_config.get("state")
-    if state:
-        task: Mapping[str, Any] = message.content.config_records.get(TASK) or {}
-        answer: Mapping[str, Any] = reply.content.config_records.get(ANSWER) or {} if reply.has_content() else {}
-        make_private_folder(Path(str(state)), RunError)
-        asked = {name: one_line(task.get(name, "")) for name in ("run_name", "round", "audit")}
-        problem = answer.get("problem") if reply.has_content() else "failed"
-        AuditLog(Path(str(state))).write(
-            "refused to train" if problem else "trained",
-            run=asked["run_name"],
-            round=asked["round"],
-            experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
-            received=describe_arrays(message.content),
-            **({"why": problem} if problem else {"sent": describe_arrays(reply.content)}),
-            servers_log=asked["audit"],
-        )
+    state = state_folder(context.node_config)
+    task: Mapping[str, Any] = message.content.config_records.get(TASK) or {}
+    answer: Mapping[str, Any] = reply.content.config_records.get(ANSWER) or {} if reply.has_content() else {}
+    make_private_folder(state, RunError)
+    asked = {name: one_line(task.get(name, "")) for name in ("run_name", "round", "audit")}
+    problem = answer.get("problem") if reply.has_content() else "failed"
+    AuditLog(state).write(
+        "refused to train" if problem else "trained",
+        run=asked["run_name"],
+        round=asked["round"],
+        experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
+        received=describe_arrays(message.content),
+        **({"why": problem} if problem else {"sent": describe_arrays(reply.content)}),
+        servers_log=asked["audit"],
+    )
     return reply
 
 
@@ -290,22 +263,17 @@ def train(message: Message, context: Context) -> Message:
     def answer() -> RecordDict:
         task = Task.unpack(message.content.config_records[TASK])
         site = _open(context, task.experiment)
-        if task.left_out and site.is_real:
+        if task.left_out:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
-        if task.notice and site.is_real:
+        if task.notice:
             log(f"note: this site {one_line(task.notice)}")
         worker = _worker_at(context, task.experiment, str(context.node_config.get("device", "")))
-        memory: Memory = (
-            DiskMemory(site.state, task.run_name)
-            if site.state is not None
-            else ContextMemory(context.state, task.run_name)
-        )
+        memory = Memory(site.state, task.run_name)
         upload, report = worker.train(site, task, unpack_state(message.content, worker.engine.device), memory)
         content = pack_state(upload)
         content[ANSWER] = pack_answer(report)
-        if site.is_real:
-            sizes = array_bytes(message.content), array_bytes(content)
-            log(_round_line(report, worker.experiment.rounds, *sizes))
+        sizes = array_bytes(message.content), array_bytes(content)
+        log(_round_line(report, worker.experiment.rounds, *sizes))
         return content
 
     return _answer(message, context, answer)
@@ -346,11 +314,6 @@ def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int
 
 def _open(context: Context, experiment: str) -> Site:
     node: dict[str, Any] = dict(context.node_config)
-    if "partition-id" in node and "data" not in node:
-        client, clients = int(node["partition-id"]), int(node["num-partitions"])
-        simulated = read_experiment(experiment)
-        plugins.allow(*simulated.modules)  # the simulation's server and clients are one user's
-        return open_share(client, clients, simulated, str(context.run_config.get("data-dir", "")))
     check_policy(node, experiment)
     check_approval(node, experiment)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))

@@ -143,7 +143,6 @@ class ConnectedSite:
 
     name: str
     node: int
-    clients: int
     claimed: ImageCounts
     counts: ImageCounts  # that are believed
     unreadable: int
@@ -172,7 +171,7 @@ class ConnectedSites:
         registry: Registry | None = None,
         audit: AuditLog | None = None,
     ):
-        """`sites` and `fingerprint` are the description's; without them any client of a simulation is welcome."""
+        """`sites` and `fingerprint` are the description's."""
         self.by_client: dict[int, ConnectedSite] = {}
         self.refused: dict[int, str] = {}  # node → why
         self._grid = grid
@@ -249,16 +248,9 @@ class ConnectedSites:
             self.update()
         return waited
 
-    def wait_for_simulation(self, seconds: float) -> int:
-        """Until all clients of Flower's simulation have answered; returns their number."""
-        self.wait(1, seconds)
-        clients = max(site.clients for site in self.by_client.values())
-        self.wait(clients, seconds)
-        return clients
-
     def name(self, client: int) -> str:
         """A client's site."""
-        return self._sites[client] if self._sites else f"client-{client}"
+        return self._sites[client]
 
     def describe(self) -> list[dict[str, Any]]:
         """What the connected sites said of themselves, for the run's folder."""
@@ -298,7 +290,7 @@ class ConnectedSites:
         self._refused_at.pop(node, None)
         client, claimed = answer["client"], ImageCounts(answer["labelled"], answer["unlabelled"])
         counts = self._registry.counts(self.name(client), claimed)
-        site = ConnectedSite(self.name(client), node, answer["clients"], claimed, counts, answer["unreadable"])
+        site = ConnectedSite(self.name(client), node, claimed, counts, answer["unreadable"])
         self.by_client[client] = site
         unreadable = f", {site.unreadable} unreadable files left out" if site.unreadable else ""
         log(f"site '{site.name}' is connected (node {node}): {_images(counts)}{unreadable}")
@@ -315,14 +307,13 @@ class ConnectedSites:
         if not answer.keys() >= _REQUIRED:
             return "its answer lacks what a site says of itself; install the same version of feddure everywhere"
         site, client = answer["site"], answer["client"]
-        if self._sites:
-            if answer["fingerprint"] != self._fingerprint:
-                return "it goes by another description of the federation; give it the server's federation.yaml"
-            if site not in self._sites or client != self._sites.index(site):
-                return f"the federation has no such site; there are: {', '.join(self._sites)}"
-            # Also where the run knows nothing of the registered site, which was added since.
-            if self._names.get(node, site) != site:
-                return f"its key is that of this site, but it says that it is '{site}'"
+        if answer["fingerprint"] != self._fingerprint:
+            return "it goes by another description of the federation; give it the server's federation.yaml"
+        if site not in self._sites or client != self._sites.index(site):
+            return f"the federation has no such site; there are: {', '.join(self._sites)}"
+        # Also where the run knows nothing of the registered site, which was added since.
+        if self._names.get(node, site) != site:
+            return f"its key is that of this site, but it says that it is '{site}'"
         for kind in ("client", "clients", "labelled", "unlabelled", "unreadable"):
             if not isinstance(answer[kind], int) or not 0 <= answer[kind] <= MOST_IMAGES:
                 return f"it says that its number of '{kind}' is {one_line(repr(answer[kind]), _NAME)}"

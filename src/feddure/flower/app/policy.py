@@ -21,7 +21,7 @@ from feddure.config import Experiment
 from feddure.errors import ConfigError, RunError
 from feddure.files import parse_yaml, write_json
 from feddure.flower.app.audit import AuditLog
-from feddure.flower.app.private_files import make_private_folder
+from feddure.flower.app.private_files import make_private_folder, state_folder
 from feddure.flower.app.sanitize import disclosed, one_line
 from feddure.methods.base import Method
 from feddure.simulation.server import Assignment
@@ -125,7 +125,7 @@ def check_approval(node: Mapping[str, Any], experiment: str) -> None:
         raise disclosed(
             ConfigError(f"this site's operator approved run {one_line(wanted, 16)}, and this is run {found}")
         )
-    answers = Answers(Path(str(node["state"])))
+    answers = Answers(state_folder(node))
     answer = answers.ask(found, _describe(experiment))
     if answer is None:
         raise disclosed(

@@ -19,7 +19,6 @@ them (use `norm=group`); it also withholds losses, accuracies and times. Numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from feddure.errors import ConfigError
 from feddure.files import parse_yaml
 from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
+from feddure.flower.app.private_files import state_folder
 from feddure.flower.app.sanitize import disclosed, log, one_line
 from feddure.simulation import dp
 
@@ -103,13 +103,8 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
 def open_ledger(node: Mapping[str, Any], protection: Protection) -> Ledger | None:
     """The ledger of a site that asks for noise itself; where there is one, nothing leaves without noise."""
     own = Protection.of_node({**node, "clipping-norm": protection.clipping_norm})
-    wanted = bool(own.noise or own.budget)
-    if "state" not in node:
-        if wanted:
-            raise disclosed(ConfigError("dp-noise and dp-budget need a folder for the site's state, for the ledger"))
-        return None
-    ledger = Ledger(Path(str(node["state"])))
-    if not wanted and not ledger.exists:
+    ledger = Ledger(state_folder(node))
+    if not (own.noise or own.budget or ledger.exists):
         return None
     if not protection.noise:
         raise disclosed(

@@ -1,10 +1,20 @@
 """Files that nobody but their owner may read: keys, pixels of a site's images, what its client learnt."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from feddure.errors import FeddureError
+from feddure.errors import ConfigError, FeddureError
 from feddure.files import write_whole
+from feddure.flower.app.sanitize import disclosed
+
+
+def state_folder(node: Mapping[str, Any]) -> Path:
+    """Where a site keeps what must survive a restart, as its node's configuration says."""
+    if not node.get("state"):
+        raise disclosed(ConfigError("the node's configuration has no 'state': start it with `feddure federate site`"))
+    return Path(str(node["state"]))
 
 
 def make_private_folder(folder: Path, error: type[FeddureError]) -> None:

@@ -32,7 +32,7 @@ class Registration:
 
 
 class Registry:
-    """The file of registrations; without a folder, as in a simulation, every claim counts."""
+    """The file of registrations; without a folder every claim counts."""
 
     def __init__(self, folder: Path | None):
         self._path = folder / FILE if folder is not None else None

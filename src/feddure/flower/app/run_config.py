@@ -36,16 +36,14 @@ KEYS: dict[str, tuple[Any, str]] = {
     "timeout-seconds": (0.0, "Longest time to wait for the answers of a round; 0 for the description's."),
     "clipping-norm": (0.0, "Bound on the Euclidean norm of a site's update; 0 for none."),
     "dp-noise": (0.0, "Noise on a site's update: standard deviation over clipping-norm; 0 for none."),
-    "dataset": ("fashion-mini", "In Flower's simulation, without a description: the data set to share out."),
     "server-folder": ("", "Where the operator keeps what was agreed with sites; empty for nowhere."),
-    "data-dir": ("", "In Flower's simulation: where downloaded data sets lie; empty for the usual place."),
-    "description": ("", "The federation's description, as in federation.yaml; empty for a simulation."),
+    "description": ("", "The federation's description, as in federation.yaml."),
 }
 """Every key with its default and meaning."""
 WEIGHT_CAP = 3.0
-"""Real sites say themselves how many images they have: none weighs more than so many times the median."""
+"""Sites say themselves how many images they have: none weighs more than so many times the median."""
 NORM_BOUND = 3.0
-"""Longest update of a real site, in medians of the round, where the settings say nothing else."""
+"""Longest update of a site, in medians of the round, where the settings say nothing else."""
 
 _HEAD = f"""\
 # A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
@@ -73,7 +71,7 @@ class RunOptions:
     """What the operator asks of a run."""
 
     experiment: Experiment
-    description: Description | None  # None in Flower's simulation
+    description: Description
     folder: Path
     resume: bool
     round: int  # to go back to; 0 for the last
@@ -83,24 +81,19 @@ class RunOptions:
     timeout_seconds: float
     protection: Protection
     server_folder: Path | None
-    data_dir: str
-    clients_given: bool  # whether partition.clients was asked for
 
 
 def read(given: Mapping[str, Any]) -> RunOptions:
     """The options in a run's configuration; what is not given has its default."""
     _expect_known(given)
     values = {key: _typed(key, given.get(key, default), default) for key, (default, _) in KEYS.items()}
-    text = values["description"].strip()
-    description = descriptions.parse(text, "run-config description") if text else None
-    sets = shlex.split(values["settings"])
-    experiment = _experiment(values, description, sets)
+    description = descriptions.parse(values["description"], "run-config description")
+    experiment = _experiment(values, description)
     if experiment.batch_norm == "static":
         raise ConfigError("batch_norm: static was given, but a server has no training images; use aggregate")
-    if experiment.partition.labelled_as_unlabelled and (description or methods.make(experiment).needs.every_label):
+    if experiment.partition.labelled_as_unlabelled:
         raise ConfigError(
-            "partition.labelled_as_unlabelled: true was given, but a federation knows it only in Flower's simulation, "
-            "and not where a method learns from all labels; set it to false"
+            "partition.labelled_as_unlabelled: true was given, but the simulator alone knows it; set it to false"
         )
     if not methods.exchanges(experiment.method):
         raise ConfigError(
@@ -111,7 +104,6 @@ def read(given: Mapping[str, Any]) -> RunOptions:
             "server.dp_clip is for the simulator, whose noise everybody who knows the seed can remove; use --clip-norm "
             "and --dp-noise, which act at the sites"
         )
-    timeout = values["timeout-seconds"] or (description.timeout_seconds if description else 600.0)
     return RunOptions(
         experiment=experiment,
         description=description,
@@ -121,11 +113,9 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         tests=ImageFolder.parse(values["test-folder"], "test-folder") if values["test-folder"] else None,
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
-        timeout_seconds=timeout,
+        timeout_seconds=values["timeout-seconds"] or description.timeout_seconds,
         protection=Protection(values["clipping-norm"], values["dp-noise"]),
         server_folder=Path(values["server-folder"]) if values["server-folder"] else None,
-        data_dir=values["data-dir"],
-        clients_given=any(text.partition("=")[0].strip() == "partition.clients" for text in sets),
     )
 
 
@@ -139,31 +129,23 @@ def as_resumed(options: RunOptions) -> RunOptions:
         tree |= {"init": present.init, "init_sha256": present.init_sha256}
     if options.experiment.unlabelled_batch == "auto":
         tree["unlabelled_batch"] = present.unlabelled_batch
-    if options.description is None and not options.clients_given:
-        tree["partition"]["clients"] = present.partition.clients
-        tree["clients_per_round"] = min(tree["clients_per_round"], present.partition.clients)
     return replace(options, experiment=experiments.build(tree))
 
 
-def _experiment(values: dict[str, Any], description: Description | None, sets: list[str]) -> Experiment:
-    changes: dict[str, Any] = {
+def _experiment(values: dict[str, Any], description: Description) -> Experiment:
+    changes = {
         "method": values["method"] or None,
         "rounds": values["rounds"] or None,
         "seed": values["seed"] if values["seed"] >= 0 else None,
         "init": values["init"] or None,
         "checkpoint_every": 1,
+        "dataset": description.name,
+        "partition.setting": "sites",
+        "partition.clients": len(description.sites),
+        "server.weight_cap": WEIGHT_CAP,
+        "server.norm_bound": NORM_BOUND,
     }
-    if description is None:
-        changes["dataset"] = values["dataset"]
-    else:
-        changes |= {
-            "dataset": description.name,
-            "partition.setting": "sites",
-            "partition.clients": len(description.sites),
-            "server.weight_cap": WEIGHT_CAP,
-            "server.norm_bound": NORM_BOUND,
-        }
-    return experiments.load(values["preset"] or None, None, changes, sets)
+    return experiments.load(values["preset"] or None, None, changes, shlex.split(values["settings"]))
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:
@@ -177,18 +159,11 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     return value
 
 
-def write_app(folder: Path, description: Description | None, defaults: Mapping[str, Any] | None = None) -> None:
-    """Write what `flwr run FOLDER` needs: an app that points at this package; `defaults` are values for `KEYS`.
-
-    Without a description the app is for Flower's simulation, on the data set that the configuration names.
-    """
+def write_app(folder: Path, description: Description, defaults: Mapping[str, Any] | None = None) -> None:
+    """Write what `flwr run FOLDER` needs: an app that points at this package; `defaults` are values for `KEYS`."""
     _expect_known(defaults or {})
     values = {key: default for key, (default, _) in KEYS.items()}
-    if description is None:
-        values["preset"] = "demo"  # minutes on two CPU cores
-    values |= defaults or {}
-    if description is not None:
-        values["description"] = description.to_yaml()
+    values |= {**(defaults or {}), "description": description.to_yaml()}
     # Texts and numbers of JSON are also TOML.
     lines = [
         f"# {meaning}\n{key} = {json.dumps(values[key], ensure_ascii=False)}\n" for key, (_, meaning) in KEYS.items()
@@ -205,7 +180,7 @@ def update_app(folder: Path, description: Description) -> None:
     try:
         app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
         current = app["components"]["clientapp"] == CLIENT_APP
-        current &= app["config"]["description"] == description.to_yaml()
+        current &= app["config"]["description"] == description.to_yaml() and app["config"].keys() <= KEYS.keys()
         defaults = {key: value for key, value in app.get("config", {}).items() if key in KEYS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         current, defaults = False, {}

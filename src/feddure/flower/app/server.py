@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from feddure import data, environment, experiments
+from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, RunError
@@ -72,8 +72,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
     runs.expect_unlocked(folder)
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
-    if options.description is not None:
-        log(f"sites approve this run as {run_hash(_for_sites(options.experiment))}")
+    log(f"sites approve this run as {run_hash(_for_sites(options.experiment))}")
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.noise and server.state["statistics"].numel():
@@ -178,8 +177,7 @@ class Rounds:
             [assignment.client for assignment in assignments], self._options.timeout_seconds
         ):
             assignments = self._draw()  # those that came meanwhile may have other images than before
-        names = self._options.description.sites if self._options.description is not None else ()
-        self._file.write(server.dataset.classes, names, sites.describe())
+        self._file.write(server.dataset.classes, self._options.description.sites, sites.describe())
         if self._options.server_folder is not None:
             limits.tell_proxy(self._options.server_folder, self._file.run_name, server.round + 1, self._most_bytes)
         answers, reports, traffic = self._ask(assignments)
@@ -385,8 +383,6 @@ class Rounds:
 
 def _dataset(options: RunOptions) -> Dataset:
     """What images look like and what classes there are, with the images that the server tests on."""
-    if options.description is None:
-        return data.load(options.experiment.dataset, site_data.data_folder(options.data_dir))
     if options.tests is None:
         return site_data.without_images(options.description)
     dataset, unreadable = site_data.load_tests(options.tests, options.description)
@@ -396,23 +392,19 @@ def _dataset(options: RunOptions) -> Dataset:
 
 
 def _gather(grid: Grid, options: RunOptions) -> ConnectedSites:
-    description = options.description
-    names, fingerprint = (description.sites, description.fingerprint()) if description else ((), "")
+    names = options.description.sites
     sites = ConnectedSites(
         grid,
         names,
-        fingerprint,
+        options.description.fingerprint(),
         _for_sites(options.experiment),
         options.timeout_seconds,
         Registry(options.server_folder),
         AuditLog(options.server_folder),
     )
-    if description is None:
-        sites.wait_for_simulation(options.wait_seconds)
-    else:
-        keys = options.server_folder / "nodes" if options.server_folder is not None else Path()
-        able = [name for name in names if (keys / f"{name}.pub").exists()]  # others were revoked
-        sites.wait(options.minimum_sites or len(able or names), options.wait_seconds)
+    keys = options.server_folder / "nodes" if options.server_folder is not None else Path()
+    able = [name for name in names if (keys / f"{name}.pub").exists()]  # others were revoked
+    sites.wait(options.minimum_sites or len(able or names), options.wait_seconds)
     return sites
 
 
@@ -421,32 +413,17 @@ def _make_server(
 ) -> Server:
     """The server before its first round; `earlier` is what sites had that took part in the run before."""
     experiment, description = options.experiment, options.description
-    if description is None:
-        clients = max(site.clients for site in sites.by_client.values())
-        if options.clients_given and experiment.partition.clients != clients:
-            raise ConfigError(
-                f"partition.clients is {experiment.partition.clients}, but Flower simulates {clients} nodes: "
-                "leave the setting away, or simulate as many"
-            )
-        experiment = site_data.with_clients(experiment, clients)
-        identity = site_data.share_identity(experiment)
-    else:
-        clients, identity = len(description.sites), description.fingerprint()
     known = {**earlier, **{client: site.counts for client, site in sites.by_client.items()}}
-    counts = [known.get(client, ImageCounts(0, 0)) for client in range(clients)]
-    # A real site has images; one without any here has not been heard of yet.
-    heard = [each for each in counts if each.total] if description is not None else counts
-    experiment = _settle_batch(experiment, heard or counts, real=description is not None)
-    validation = None
-    if description is None and experiment.validation:
-        validation = site_data.share_out(experiment, options.data_dir)[1].validation
+    counts = [known.get(client, ImageCounts(0, 0)) for client in range(len(description.sites))]
+    heard = [each for each in counts if each.total]  # a site has images; one without any is not heard of yet
+    experiment = _settle_batch(experiment, heard or counts)
     resumes = (options.folder / checkpoint.FILE).exists()
     engine = Engine(experiment.engine)
-    server = Server(experiment, dataset, counts, engine, identity, validation=validation, resumes=resumes)
+    server = Server(experiment, dataset, counts, engine, description.fingerprint(), resumes=resumes)
     if len(heard) == len(counts) and not any(each.labelled for each in counts):
         raise ConfigError("no site has a labelled image to learn from: at least one of them must label some")
     unlabelled = [sites.name(client) for client, each in enumerate(counts) if each.unlabelled]
-    if description is not None and server.method.needs.every_label and unlabelled:
+    if server.method.needs.every_label and unlabelled:
         raise ConfigError(
             f"method '{experiment.method}' learns from the labels of all images, but there are images without a label "
             f"at {', '.join(unlabelled)}; use another method"
@@ -459,14 +436,13 @@ def _for_sites(experiment: Experiment) -> str:
     return experiments.to_yaml(experiment.model_copy(update={"init": None, "init_sha256": None}))
 
 
-def _settle_batch(experiment: Experiment, counts: list[ImageCounts], real: bool) -> Experiment:
+def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experiment:
     """`auto` becomes a number, which stays when sites come or go and when the run is resumed.
 
-    Real sites say themselves how many images they have; the median, of an even number the lower one, is not one liar's.
+    Sites say themselves how many images they have; the median, of an even number the lower one, is not one liar's.
     """
-    if real:
-        counts = [sorted(counts, key=lambda each: each.unlabelled)[(len(counts) - 1) // 2]]
-    settled = resolve_unlabelled_batch(experiment, counts)
+    usual = sorted(counts, key=lambda each: each.unlabelled)[(len(counts) - 1) // 2]
+    settled = resolve_unlabelled_batch(experiment, [usual])
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
             f"unlabelled_batch: auto, a fifth of a usual site's unlabelled images, would be {settled} in each step, "

@@ -16,25 +16,21 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feddure import config, data, experiments
 from feddure.config import Experiment
-from feddure.data import partition as partitions
 from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.partition import Partition
 from feddure.data.sources import images as image_files
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
 from feddure.data.sources.layouts import entries, files_below, name_of
 from feddure.errors import ConfigError, DataError, did_you_mean
 from feddure.flower.app import description as descriptions
 from feddure.flower.app.description import Description
-from feddure.flower.app.private_files import make_private_folder, write_private_file
+from feddure.flower.app.private_files import make_private_folder, state_folder, write_private_file
 from feddure.flower.app.sanitize import disclosed
 from feddure.version import VERSION
 
@@ -315,12 +311,7 @@ class Site:
     clients: int
     fingerprint: str  # of its description
     data: SiteData
-    state: Path | None = None  # where to keep what must survive a restart; None in Flower's simulation
-
-    @property
-    def is_real(self) -> bool:
-        """Whether somebody at the site reads its log; a simulation has a line for the rounds of all clients."""
-        return self.state is not None
+    state: Path  # where to keep what must survive a restart
 
     def introduce(self) -> dict[str, Any]:
         """Who the site is and how many images it has: all that the server learns before the first round."""
@@ -350,25 +341,22 @@ def set_aside(site: Site, experiment: Experiment) -> Site:
 
 
 def open_site(node: Mapping[str, Any], run_description: str) -> Site:
-    """The site that a node's configuration names: `site`, `data`, and perhaps `state` and `description`.
+    """The site that a node's configuration names by `site`, `data`, `state` and `description`.
 
-    Without a description of its own it goes by the run's.
+    It goes by its own description; a run with another one is refused.
     """
-    for key in ("site", "data"):
+    for key in ("site", "data", "description"):
         if not node.get(key):
-            raise disclosed(ConfigError(f"the node's configuration has no '{key}': start the node with site and data"))
-    if node.get("description"):
-        description = descriptions.read(Path(str(node["description"])))
-    else:
-        description = descriptions.parse(run_description, "the run's description")
-    name, folder = str(node["site"]), Path(str(node["data"]))
+            raise disclosed(
+                ConfigError(f"the node's configuration has no '{key}': start it with `feddure federate site`")
+            )
+    description = descriptions.read(Path(str(node["description"])))
+    name, folder, state = str(node["site"]), Path(str(node["data"])), state_folder(node)
     try:
         client = description.client(name)
     except ConfigError as error:
         raise disclosed(error, "its description of the federation has no site of its name") from None
-    if node.get("description"):
-        _expect_agreed(description, run_description, str(node["description"]))
-    state = Path(str(node["state"])) if node.get("state") else folder / ".feddure"
+    _expect_agreed(description, run_description, str(node["description"]))
     images = ImageFolder(folder, int(node.get("depth", FULL_DEPTH)))
     found = load(images, description, state / "cache")
     return Site(name, client, len(description.sites), description.fingerprint(), found, state)
@@ -376,8 +364,6 @@ def open_site(node: Mapping[str, Any], run_description: str) -> Site:
 
 def _expect_agreed(own: descriptions.Description, run_description: str, where: str) -> None:
     """Refuse a run whose server means other classes or images than this site does; the server would refuse too."""
-    if not run_description.strip():
-        return
     servers = descriptions.parse(run_description, "the run's description")
     differing = own.differences(servers)
     if not differing:
@@ -397,46 +383,3 @@ def _expect_agreed(own: descriptions.Description, run_description: str, where: s
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def open_share(client: int, clients: int, experiment: Experiment, data_dir: str) -> Site:
-    """A client of Flower's simulation: its share of the experiment's own partition of a named data set."""
-    experiment = with_clients(experiment, clients)
-    dataset, partition = share_out(experiment, data_dir)
-    if client >= partition.clients:
-        raise DataError(f"client {client}: data set '{dataset.name}' was shared out over {partition.clients} clients")
-    share = SiteData(dataset, partition.labelled[client], partition.unlabelled[client], ())
-    return Site(f"client-{client}", client, clients, share_identity(experiment), share)
-
-
-def with_clients(experiment: Experiment, clients: int) -> Experiment:
-    """The experiment, its partition spread over so many clients, and no more of them drawn than there are."""
-    tree = experiment.model_dump()
-    tree["partition"]["clients"] = clients
-    tree["clients_per_round"] = min(experiment.clients_per_round, clients)
-    return experiments.build(tree)
-
-
-def share_identity(experiment: Experiment) -> str:
-    """What clients of a simulation must agree on."""
-    partition, seed = experiment.partition.model_dump_json(), experiment.partition_seed
-    return f"{experiment.dataset} {partition} {seed} {experiment.validation}"
-
-
-def data_folder(given: str) -> Path | None:
-    """Where downloaded data sets lie, where that was said."""
-    return Path(given).expanduser() if given else None
-
-
-def share_out(experiment: Experiment, data_dir: str) -> tuple[Dataset, Partition]:
-    """The data set of a simulation, and who owns what."""
-    options, seed = experiment.partition, experiment.partition_seed
-    return _share_out(experiment.dataset, data_dir, options, seed, experiment.validation)
-
-
-@lru_cache(maxsize=2)
-def _share_out(
-    name: str, data_dir: str, options: config.PartitionOptions, seed: int, validation: float
-) -> tuple[Dataset, Partition]:
-    dataset = data.load(name, data_folder(data_dir))
-    return dataset, partitions.make(dataset, options, seed, validation)
