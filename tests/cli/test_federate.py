@@ -18,7 +18,7 @@ from feddure.flower.app import description, run_config
 from feddure.flower.app.audit import Audit, AuditLog
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.site_data import ImageFolder
-from feddure.flower.deploy import demo, layout, server, status
+from feddure.flower.deploy import demo, server, status
 from feddure.flower.deploy import run as runs
 from feddure.flower.deploy import site as sites
 from feddure.flower.deploy.check import CheckResult, Finding
@@ -177,11 +177,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options, problem):
     assert not (tmp_path / "trees").exists()
 
 
-def test_insecure_must_be_typed_and_a_federation_is_not_overwritten(tmp_path):
+def test_a_federation_is_not_overwritten(tmp_path):
     init(tmp_path / "one")
-    assert layout.read_settings(ServerFolder(tmp_path / "one")).secure
-    assert "INSECURE" in init(tmp_path / "two", "--insecure")
-    assert not layout.read_settings(ServerFolder(tmp_path / "two")).secure
     with pytest.raises(ConfigError, match="not empty"):
         init(tmp_path / "one")
     assert "start the server again" in run("renew", tmp_path / "one")

@@ -67,7 +67,7 @@ def test_sites_and_server_agree(made, agreed):
     for site in agreed.sites:
         bundle = made.bundle(site)
         assert descriptions.read(bundle.description) == agreed
-        assert layout.read_connection(bundle) == layout.Connection(site, "127.0.0.1", 9092, True)
+        assert layout.read_connection(bundle) == layout.Connection(site, "127.0.0.1", 9092)
         assert bundle.authority.read_bytes() == made.authority.read_bytes()
         known = certificates.read_public_key(made.public_key(site))
         assert certificates.read_private_key(bundle.key).public_key() == known
@@ -103,14 +103,6 @@ def test_nothing_is_left_of_an_init_that_fails(tmp_path, agreed, monkeypatch):
     with pytest.raises(ConfigError, match="no app today"):
         initialise(tmp_path / "fed", agreed)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_insecure_makes_no_keys_and_says_so_everywhere(tmp_path, agreed):
-    made = initialise(tmp_path / "fed", agreed, secure=False)
-    assert not any(b"PRIVATE KEY" in path.read_bytes() for path in files(made.root))
-    assert not layout.read_connection(made.bundle("north")).secure
-    for readme in (made.readme, made.bundle("north").readme):
-        assert "--insecure" in readme.read_text()
 
 
 def test_renew_replaces_the_servers_certificate_under_the_same_authority(own):

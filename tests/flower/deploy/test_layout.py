@@ -43,10 +43,14 @@ def test_another_sites_bundle_and_any_other_folder_are_refused(made, tmp_path):
         layout.find_bundle(tmp_path, "north")
 
 
-def test_a_connection_is_secure_unless_it_says_no(own):
+def test_a_federation_without_keys_is_refused(own):
+    """An earlier version made them with `--insecure`."""
     bundle = own.bundle("north")
-    bundle.connection.write_text("site: north\nhost: a\nport: 1\nsecure: 'no'\n")
-    assert layout.read_connection(bundle).secure
+    for path in (own.settings, bundle.connection):
+        path.write_text(path.read_text().replace("true", "false"))
+    for read in (own.read, lambda: layout.read_settings(own), lambda: layout.read_connection(bundle)):
+        with pytest.raises(ConfigError, match=r"--insecure.*make it anew with `feddure federate init`"):
+            read()
 
 
 def test_what_is_no_federation_is_told_how_to_make_one(tmp_path):

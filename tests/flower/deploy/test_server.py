@@ -24,14 +24,12 @@ from waiting import until
 
 def test_the_superlink_listens_on_the_loopback_address_with_tls_and_keys():
     folder = ServerFolder(Path("/fed"))
-    command = server.superlink_command(folder, 9093, secure=True)
+    command = server.superlink_command(folder, 9093)
     given = dict(itertools.pairwise(command))
     assert (given["--host"], given["--port"], given["--isolation"]) == ("127.0.0.1", "9093", "process")
     assert given["--ssl-keyfile"] == "/fed/server/server.key"
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
     assert "--insecure" not in command
-    insecure = server.superlink_command(folder, 9093, secure=False)
-    assert insecure[insecure.index("--host") + 1] == "127.0.0.1"
 
 
 def test_the_operator_is_told_who_joins_leaves_and_is_turned_away(made):
@@ -103,7 +101,7 @@ def test_a_server_that_runs_already_is_named(own):
 
 
 def test_an_address_that_is_not_this_machines_is_refused_with_the_option(own):
-    write_settings(own, Settings("127.0.0.1", free_port(), True))
+    write_settings(own, Settings("127.0.0.1", free_port()))
     with pytest.raises(RunError, match=r"192\.0\.2\.1 port 9092: cannot listen there .*--host ADDRESS"):
         start(own, "192.0.2.1")
 
@@ -116,7 +114,7 @@ def test_a_name_that_leads_only_to_this_machine_itself_is_refused(own, monkeypat
 
 
 def test_settings_survive_and_a_damaged_file_is_named(own):
-    assert read_settings(own) == Settings("127.0.0.1", 9093, True)
+    assert read_settings(own) == Settings("127.0.0.1", 9093)
     own.settings.write_text("{}")
     with pytest.raises(RunError, match=r"settings\.json: cannot be read"):
         read_settings(own)

@@ -70,9 +70,6 @@ def init(
     control_port: Annotated[
         int, typer.Option("--control-port", help="Port of the SuperLink on the server's loopback address.")
     ] = 9093,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No encryption and no keys. Never with real data.")
-    ] = False,
 ) -> None:
     """Make a federation: certificates, keys, a bundle for each site and the Flower app.
 
@@ -102,8 +99,8 @@ def init(
         "timeout_seconds": timeout,
     }
     agreed = description.parse(json.dumps(tree), "federate init")
-    made = initialise.initialise(folder, agreed, _key_files(public_keys or []), not insecure, control_port)
-    show.show_made(made, agreed, not insecure)
+    made = initialise.initialise(folder, agreed, _key_files(public_keys or []), control_port)
+    show.show_made(made, agreed)
 
 
 @app.command()

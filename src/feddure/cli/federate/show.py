@@ -30,7 +30,7 @@ _BAR_WIDTH = 36
 _NAMED_FILES = 10
 
 
-def show_made(folder: "ServerFolder", description: Description, secure: bool) -> None:
+def show_made(folder: "ServerFolder", description: Description) -> None:
     """What `init` made, and what to do next."""
     from feddure.flower.deploy.certificates import AUTHORITY_DAYS, SERVER_DAYS
 
@@ -38,11 +38,8 @@ def show_made(folder: "ServerFolder", description: Description, secure: bool) ->
     console.print(f"{folder.root}: the federation '{description.name}'")
     for site in description.sites:
         console.print(f"  {folder.archive(site).relative_to(folder.root)}   hand this to {site}")
-    if secure:
-        console.print(f"  {folder.authority_key.relative_to(folder.root)}   take this off line; only `renew` needs it")
-        console.print(f"The server's certificate holds for {SERVER_DAYS} days, the authority's for {AUTHORITY_DAYS}.")
-    else:
-        console.print("INSECURE: nothing is encrypted and anybody can join. Never with real data.")
+    console.print(f"  {folder.authority_key.relative_to(folder.root)}   take this off line; only `renew` needs it")
+    console.print(f"The server's certificate holds for {SERVER_DAYS} days, the authority's for {AUTHORITY_DAYS}.")
     console.print(f"Next: {folder.readme}, or at once: feddure federate server {folder.root}")
 
 

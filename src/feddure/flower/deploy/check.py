@@ -66,11 +66,8 @@ def check(
     connection = _attempt(found, "connection", lambda: read_connection(bundle))
     if connection is None:
         return found
-    if connection.secure:
-        _attempt(found, "key", lambda: found.findings.append(_check_keys(bundle)))
-        _attempt(found, "authority", lambda: found.findings.append(_check_authority(bundle)))
-    else:
-        found.findings.append(Finding("note", "keys", "made with --insecure: no encryption, and anybody can join"))
+    _attempt(found, "key", lambda: found.findings.append(_check_keys(bundle)))
+    _attempt(found, "authority", lambda: found.findings.append(_check_authority(bundle)))
     if connect:
         found.findings += _check_connection(bundle, connection)
     return found
@@ -117,10 +114,8 @@ def _check_authority(bundle: Bundle) -> Finding:
 
 def _check_connection(bundle: Bundle, connection: Connection) -> Iterator[Finding]:
     reached = reach(connection, bundle.authority)
-    if reached.outcome != "ok":
+    if reached.certificate is None:
         yield Finding("problem", "server", reached.text)
-    elif reached.certificate is None:
-        yield Finding("ok", "server", reached.text)
     else:
         yield _ending(reached.certificate, "server", reached.text)
         wrong_clock = clock_problem(connection, bundle.authority)
@@ -146,7 +141,7 @@ def _attempt(found: CheckResult, what: str, attempt: Callable[[], T]) -> T | Non
 # --- the way to the server --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reachability:
-    """What came of an attempt: `outcome` is ok, unreachable or untrusted."""
+    """What came of an attempt: `outcome` is ok, unreachable or untrusted; the certificate is that of a right server."""
 
     outcome: str
     text: str
@@ -158,8 +153,6 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
     where = connection.address
     try:
         with socket.create_connection((connection.host, connection.port), timeout=timeout) as plain:
-            if not connection.secure:
-                return Reachability("ok", f"{where} answers; nothing is encrypted")
             context = ssl.create_default_context(cafile=authority)
             with context.wrap_socket(plain, server_hostname=connection.host) as encrypted:
                 certificate = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
@@ -187,8 +180,6 @@ def clock_problem(connection: Connection, authority: Path) -> str:
 
     Every answer of the server has its time, the refusal of an empty request too.
     """
-    if not connection.secure:
-        return ""
     asking = http.client.HTTPSConnection(
         connection.host, connection.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context(cafile=authority)
     )

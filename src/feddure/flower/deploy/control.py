@@ -99,16 +99,16 @@ def _toml(value: Any) -> str:
     raise ConfigError(f"{value!r}: has quotation marks that Flower cannot be told; use a name without them")
 
 
-def _connections(folder: ServerFolder, control_port: int, secure: bool) -> str:
+def _connections(folder: ServerFolder, control_port: int) -> str:
     """Flower's config.toml: the one connection, by absolute path."""
-    protection = f"root-certificates = {_toml(str(folder.authority.resolve()))}" if secure else "insecure = true"
+    protection = f"root-certificates = {_toml(str(folder.authority.resolve()))}"
     address = _toml(join_address(LOOPBACK, control_port))
     return f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = {address}\n{protection}\n'
 
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """A site; `status` is unregistered, registered (never seen), online, offline, or unknown without keys."""
+    """A site; `status` is unregistered, registered (never seen), online or offline."""
 
     site: str
     status: str
@@ -144,10 +144,9 @@ class Control:
     def __init__(self, folder: ServerFolder, show: Show = lambda line: None):
         self._folder = folder
         self._show = show
-        settings = read_settings(folder)
         self.environment = environment(folder.flower_home)
         folder.flower_home.mkdir(parents=True, exist_ok=True)
-        text = _connections(folder, settings.control_port, settings.secure)
+        text = _connections(folder, read_settings(folder).control_port)
         write_whole(folder.flower_home / "config.toml", text.encode(), RunError)
 
     def register(self, sites: Sequence[str]) -> None:

@@ -29,7 +29,6 @@ def initialise(
     root: Path,
     description: Description,
     public_keys: Mapping[str, Path] | None = None,
-    secure: bool = True,
     control_port: int = CONTROL_PORT,
 ) -> ServerFolder:
     """Make the folder of a federation; sites in `public_keys` keep their private key to themselves."""
@@ -38,13 +37,11 @@ def initialise(
     if control_port == description.server.port:
         raise ConfigError(f"--control-port {control_port}: sites reach the server on this port; choose another")
     given = _read_public_keys(description, public_keys or {})
-    if given and not secure:
-        raise ConfigError("--public-key was given with --insecure, which uses no keys: leave one of them out")
     aside = None
     try:
         root.absolute().parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.absolute().parent))
-        _fill(ServerFolder(aside), description, given, Settings(description.server.host, control_port, secure))
+        _fill(ServerFolder(aside), description, given, Settings(description.server.host, control_port))
         aside.chmod(0o755)
         aside.replace(root)  # all of it or nothing
     except OSError as problem:
@@ -69,15 +66,14 @@ def _fill(
         place.mkdir()
     write_whole(folder.description, description.to_yaml().encode(), RunError)
     write_settings(folder, settings)
-    if settings.secure:
-        authority = certificates.make_authority(description.name)
-        certificates.write_private_key(folder.authority_key, authority[0])
-        certificates.write_certificate(folder.authority, authority[1])
-        _write_server_certificate(folder, description.server.host, authority)
+    authority = certificates.make_authority(description.name)
+    certificates.write_private_key(folder.authority_key, authority[0])
+    certificates.write_certificate(folder.authority, authority[1])
+    _write_server_certificate(folder, description.server.host, authority)
     for site in description.sites:
-        write_bundle(folder, description, site, public_keys.get(site), settings.secure)
+        write_bundle(folder, description, site, public_keys.get(site))
     write_app(folder.app, description, {})
-    write_whole(folder.readme, _server_readme(description, settings.secure).encode(), RunError)
+    write_whole(folder.readme, _server_readme(description).encode(), RunError)
 
 
 def renew(folder: ServerFolder, authority_key: Path | None = None) -> x509.Certificate:
@@ -102,23 +98,22 @@ def _write_server_certificate(folder: ServerFolder, host: str, authority: certif
 
 
 def write_bundle(
-    folder: ServerFolder, description: Description, site: str, public: EllipticCurvePublicKey | None, secure: bool
+    folder: ServerFolder, description: Description, site: str, public: EllipticCurvePublicKey | None
 ) -> None:
     """What a site gets, with a new key or under its own public key, and the public key for the server."""
     bundle = folder.bundle(site)
-    connection = Connection(site, description.server.host, description.server.port, secure)
+    connection = Connection(site, description.server.host, description.server.port)
     write_whole(bundle.description, description.to_yaml().encode(), RunError)
     write_whole(bundle.connection, connection.to_yaml().encode(), RunError)
     write_whole(bundle.readme, _site_readme(description, connection, own_key=public is not None).encode(), RunError)
-    if secure:
-        write_whole(bundle.authority, folder.authority.read_bytes(), RunError)
-        if public is None:
-            key = certificates.make_node_key()
-            certificates.write_private_key(bundle.key, key, ssh=True)
-            public = key.public_key()
-        line = certificates.public_line(public, site)
-        write_whole(bundle.public_key, line, RunError)
-        write_whole(folder.public_key(site), line, RunError)
+    write_whole(bundle.authority, folder.authority.read_bytes(), RunError)
+    if public is None:
+        key = certificates.make_node_key()
+        certificates.write_private_key(bundle.key, key, ssh=True)
+        public = key.public_key()
+    line = certificates.public_line(public, site)
+    write_whole(bundle.public_key, line, RunError)
+    write_whole(folder.public_key(site), line, RunError)
     _write_archive(folder.archive(site), bundle, site)
 
 
@@ -159,10 +154,9 @@ def _read_public_keys(description: Description, public_keys: Mapping[str, Path])
 
 
 # --- READMEs -----------------------------------------------------------------------------------------
-def _server_readme(description: Description, secure: bool) -> str:
+def _server_readme(description: Description) -> str:
     """What the server's operator does with the folder."""
     sites = "\n".join(f"| {site} | `sites/{site}.zip` |" for site in description.sites)
-    protection = _AUTHORITY if secure else _INSECURE
     return f"""# {description.name}: the server
 
 Sites reach this server at **{description.server.host}, TCP port {description.server.port}**. Open that port, and
@@ -178,7 +172,7 @@ only that one.
 3. Start a run, on this machine: `feddure federate run . --rounds 50`
 4. Look: `feddure federate status .`
 
-{protection}
+{_AUTHORITY}
 `federation.yaml` says what all sites agree on (classes, image size, normalisation). After a change of those every site
 needs the new file: make a new folder with `feddure federate init` and hand out new bundles. Sites come and go with
 `feddure federate sites add|rotate|revoke . NAME`, while the server runs.
@@ -211,7 +205,7 @@ and no open port.
    federation. Without `--approve` the site takes part in every run. The terminal has a line for each round, and says
    why where the site is refused; Flower's own logs lie in `state/`.
 
-{key if connection.secure else _INSECURE}
+{key}
 Images, file names and labels stay here. What leaves the site: the model's parameters and batch-norm statistics after
 training on your images; numbers of labelled, unlabelled, test, validation and unreadable images; mean losses and
 times; accuracy on your test and validation images; this site's name, versions and a process number. All of it, and
@@ -242,8 +236,4 @@ user only, and ask the server's operator to remove the copy. `ca.crt` lets this 
 
 _OWN_KEY = """This site made its own key: put the private key here as `node.key`, readable by one user only. Nobody
 else has it. `ca.crt` lets this site recognise the server.
-"""
-
-_INSECURE = """**This federation was made with --insecure: nothing is encrypted and anybody can join. Never use it with
-real data.**
 """

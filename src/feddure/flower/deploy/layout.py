@@ -66,6 +66,7 @@ class ServerFolder:
             raise ConfigError(
                 f"{self.root}: not a federation's folder; `feddure federate init {self.root} ...` makes one"
             )
+        read_settings(self)  # refuses a federation without keys
         return description.read(self.description)
 
 
@@ -97,21 +98,21 @@ class Connection:
     site: str
     host: str
     port: int
-    secure: bool = True
 
     @property
     def address(self) -> str:
         return join_address(self.host, self.port)
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(asdict(self), sort_keys=False)
+        return yaml.safe_dump(asdict(self) | {"secure": True}, sort_keys=False)
 
 
 def read_connection(bundle: Bundle) -> Connection:
     """How the site of a bundle reaches the server."""
     try:
         tree: Any = yaml.safe_load(bundle.connection.read_text(encoding="utf-8"))
-        return Connection(str(tree["site"]), str(tree["host"]), int(tree["port"]), tree["secure"] is not False)
+        _expect_secure(tree, bundle.connection)
+        return Connection(str(tree["site"]), str(tree["host"]), int(tree["port"]))
     except OSError as problem:
         raise ConfigError(f"{bundle.connection}: cannot be read ({problem.strerror})") from None
     except (yaml.YAMLError, KeyError, TypeError, ValueError):
@@ -126,21 +127,30 @@ class Settings:
 
     bind: str
     control_port: int
-    secure: bool
 
 
 def read_settings(folder: ServerFolder) -> Settings:
     """How the server of a federation runs."""
     try:
         tree = json.loads(folder.settings.read_text())
-        return Settings(str(tree["bind"]), int(tree["control_port"]), tree["secure"] is not False)
+        _expect_secure(tree, folder.settings)
+        return Settings(str(tree["bind"]), int(tree["control_port"]))
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{folder.settings}: cannot be read; expected bind, control_port and secure") from None
 
 
 def write_settings(folder: ServerFolder, settings: Settings) -> None:
     """Keep how the server runs."""
-    write_json(folder.settings, asdict(settings), RunError)
+    write_json(folder.settings, asdict(settings) | {"secure": True}, RunError)
+
+
+def _expect_secure(tree: Any, path: Path) -> None:
+    """Refuse what an earlier version made with `--insecure`; those versions read the field, so it is still written."""
+    if tree["secure"] is False:
+        raise ConfigError(
+            f"{path}: this federation was made with --insecure, without encryption and keys, which is no longer "
+            "possible; make it anew with `feddure federate init`"
+        )
 
 
 def find_bundle(folder: Path, site: str) -> Bundle:

@@ -45,12 +45,10 @@ def revoke(folder: ServerFolder, site: str, show: Show) -> None:
 
 
 def _give_key(folder: ServerFolder, description: descriptions.Description, site: str, public_key: Path | None) -> None:
-    if not read_settings(folder).secure:
-        raise ConfigError("this federation was made with --insecure: it has no keys")
     public = certificates.read_public_key(public_key) if public_key is not None else None
     folder.bundle(site).root.mkdir(parents=True, exist_ok=True)
     folder.bundle(site).key.unlink(missing_ok=True)
-    write_bundle(folder, description, site, public, secure=True)
+    write_bundle(folder, description, site, public)
 
 
 def _done(folder: ServerFolder, description: descriptions.Description, event: str, site: str, show: Show) -> None:

@@ -184,7 +184,7 @@ class FleetProxy:
     def __init__(
         self,
         superlink: str,
-        authority: Path | None,
+        authority: Path,
         observe: Callable[[Request], None] = lambda request: None,
         keys: Collection[bytes] | None = None,
         uploads: Uploads | None = None,
@@ -194,11 +194,9 @@ class FleetProxy:
         self._keys = keys
         self._uploads = uploads
         self._listener = listener
-        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=authority) if authority else False
-        scheme = "https" if authority else "http"
         self._client = httpx.AsyncClient(
-            base_url=f"{scheme}://{superlink}",
-            verify=verify,
+            base_url=f"https://{superlink}",
+            verify=ssl.create_default_context(cafile=authority),
             timeout=60,
             trust_env=False,
             limits=httpx.Limits(keepalive_expiry=2),  # before the SuperLink closes an idle connection at its 5 seconds

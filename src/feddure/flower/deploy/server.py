@@ -106,15 +106,14 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
     settings = read_settings(folder)
     host = _bind_address(host or settings.bind)
     port = description.server.port
-    if settings.secure:
-        _expect_certificates(folder, show)
+    _expect_certificates(folder, show)
     with ExitStack() as ending:
         ending.enter_context(pidfile(folder.pidfile, f"the server of {folder.root}"))
         expect_free(LOOPBACK, settings.control_port, "is another server running, or was one killed?")
         there = "is it in use, or not this machine's address? `--host ADDRESS` names the address to bind"
         expect_free(host, port, there)
         control = Control(folder, show)
-        command = superlink_command(folder, settings.control_port, settings.secure)
+        command = superlink_command(folder, settings.control_port)
         show("$ " + shown(command))
         superlink = ending.enter_context(Process(command, control.environment, folder.log, parent_killed=_KILL))
         write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
@@ -123,25 +122,20 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
             if state.going_on and state.begun:  # its program ended with the server before this one
                 control.stop(state.run)
                 show(f"run {state.run} was going on when the server ended, and is over: go on with --resume")
-        if settings.secure:
-            control.register(description.sites)
-        sites = _sites_by_key(folder, description.sites) if settings.secure else {}
+        control.register(description.sites)
+        sites = _sites_by_key(folder, description.sites)
         inside = join_address(LOOPBACK, settings.control_port)
-        authority = folder.authority if settings.secure else None
-        command = superexec_command(settings.control_port, superlink.popen.pid, authority)
+        command = superexec_command(settings.control_port, superlink.popen.pid, folder.authority)
         show("$ " + shown(command))
         superexec = ending.enter_context(SuperExec(command, control.environment, folder.superexec_log, timed(show)))
         audit = AuditLog(folder.server)
         observed = RequestLog(sites, timed(show), audit)
         listener = Listener(observe=observed.flooded)
-        keys, uploads = (sites, Uploads(folder.server)) if settings.secure else (None, None)
-        proxy = FleetProxy(inside, authority, observed, keys, uploads, listener)
-        certificate, key = (folder.certificate, folder.key) if settings.secure else (None, None)
-        ending.enter_context(ProxyServer(proxy, host, port, certificate, key, listener))
-        protection = "TLS, keys of sites only" if settings.secure else "NOT ENCRYPTED, anybody can join"
-        show(f"sites     {join_address(host, port)}   Fleet API, {protection}")
+        proxy = FleetProxy(inside, folder.authority, observed, sites, Uploads(folder.server), listener)
+        ending.enter_context(ProxyServer(proxy, host, port, folder.certificate, folder.key, listener))
+        show(f"sites     {join_address(host, port)}   Fleet API, TLS, keys of sites only")
         show(f"operator  {inside}   Control API, from this machine only")
-        audit.write("server starts", address=join_address(host, port), version=VERSION, secure=settings.secure)
+        audit.write("server starts", address=join_address(host, port), version=VERSION)
         try:
             yield superlink, superexec, SiteKeys(folder, sites, timed(show))
         finally:
@@ -207,7 +201,7 @@ class RequestLog:
     _refused: dict[str, float] = field(default_factory=dict)  # kind, and site or address → when it was last told
 
     def __call__(self, request: Request) -> None:
-        site = self.sites.get(request.public_key) if self.sites else "a site"
+        site = self.sites.get(request.public_key)
         if request.status == 401 or (site is None and request.status >= 400):
             reason = f"{site}: is its clock right?" if site else "a key that is not registered"
             self._warn("refused", request.address, f"turned away: {request.address} ({reason})", site)
@@ -255,16 +249,12 @@ class RequestLog:
         return True
 
 
-def superlink_command(folder: ServerFolder, control_port: int, secure: bool) -> list[str]:
+def superlink_command(folder: ServerFolder, control_port: int) -> list[str]:
     """The SuperLink, on the loopback address only; sites reach it through the proxy."""
-    if secure:
-        protection = ["--ssl-ca-certfile", str(folder.authority), "--ssl-certfile", str(folder.certificate)]
-        protection += ["--ssl-keyfile", str(folder.key), "--enable-supernode-auth"]
-    else:
-        protection = ["--insecure"]
     return [
         program("flower-superlink"),
-        *protection,
+        *("--ssl-ca-certfile", str(folder.authority), "--ssl-certfile", str(folder.certificate)),
+        *("--ssl-keyfile", str(folder.key), "--enable-supernode-auth"),
         *("--host", LOOPBACK, "--port", str(control_port)),
         *("--database", str(folder.database)),
         *OWN_SUPEREXEC,

@@ -112,7 +112,7 @@ def _reason(bundle: Bundle, site: str, ended: Process, seen: "LogFilter") -> str
     connection = read_connection(bundle)
     # Flower's SuperNode ends as if it had been asked to where a server answers 401, and says nothing of it.
     quietly = ended.name == "flower-supernode" and ended.code == 0 and not seen.joined
-    if connection.secure and quietly and reach(connection, bundle.authority).outcome == "ok":
+    if quietly and reach(connection, bundle.authority).outcome == "ok":
         wrong_clock = clock_problem(connection, bundle.authority)
         if not wrong_clock:
             raise RunError(_unknown_key(bundle, site, connection))
@@ -214,10 +214,6 @@ def supernode_command(
     bundle: Bundle, connection: Connection, images: ImageFolder, port: int, options: Mapping[str, Any] | None = None
 ) -> list[str]:
     """A site's SuperNode; `port` is for the site's own processes, `options` are those of its ClientApp."""
-    if connection.secure:
-        protection = ["--root-certificates", str(bundle.authority), "--auth-supernode-private-key", str(bundle.key)]
-    else:
-        protection = ["--insecure"]
     config: dict[str, Any] = {
         "site": connection.site,
         "data": str(images.path),
@@ -229,7 +225,7 @@ def supernode_command(
     return [
         *(sys.executable, "-P", "-m", "feddure.flower.deploy.supernode", str(bundle.state)),
         *("--superlink", connection.address),
-        *protection,
+        *("--root-certificates", str(bundle.authority), "--auth-supernode-private-key", str(bundle.key)),
         *("--host", LOOPBACK, "--port", str(port)),
         *OWN_SUPEREXEC,
         *("--node-config", toml_pairs(config)),

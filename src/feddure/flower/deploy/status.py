@@ -57,8 +57,7 @@ def read_status(folder: ServerFolder) -> Status:
         return Status(description.name, address, False, [], [], images)
     control = Control(folder)
     known = {site.site: site for site in control.sites()}
-    absent = "unregistered" if settings.secure else "unknown"
-    sites = [known.get(site) or SiteStatus(site, absent) for site in description.sites]
+    sites = [known.get(site) or SiteStatus(site, "unregistered") for site in description.sites]
     index = read_run_index(folder)
     folders, latest = {entry.run: entry.folder for entry in index}, {entry.folder: entry.run for entry in index}
     runs = []
