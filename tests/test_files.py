@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feddure.errors import RunError
-from feddure.files import make_durable, read_regular, write_whole
+from feddure.files import Tail, make_durable, read_regular, write_whole
 
 
 def refuse(number):
@@ -72,3 +72,20 @@ def test_a_disk_that_can_only_be_read_is_said_in_the_same_words(tmp_path, monkey
     monkeypatch.setattr(Path, "unlink", refuse(errno.EROFS))  # which it refuses even for a file that is not there
     with pytest.raises(RunError, match=r"file: cannot be written \(Read-only file system\)$"):
         write_whole(tmp_path / "file", b"new", RunError)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_growing_file_is_read_line_by_line_and_anew_where_it_begins_anew(tmp_path, skip):
+    path = tmp_path / "log"
+    path.write_text("one\ntw")
+    tail = Tail(path, skip)
+    if not skip:
+        assert tail.new() == (True, [b"one"])
+    with path.open("a") as file:
+        file.write("o\nthr")
+    assert tail.new() == (False, [b"two"])
+    os.truncate(path, 0)
+    path.write_text("1\n")
+    assert tail.new() == (True, [b"1"])
+    path.unlink()
+    assert tail.new() == (False, [])

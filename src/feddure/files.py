@@ -53,6 +53,33 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+class Tail:
+    """The lines of a file that grows; one that was replaced or begun anew is read from its start."""
+
+    def __init__(self, path: Path, skip: bool = False):
+        """With `skip`, lines that are there already count as read."""
+        self._path = path
+        self._read, self._inode, self._rest = 0, -1, b""
+        if skip:
+            self.new()
+
+    def new(self) -> tuple[bool, list[bytes]]:
+        """Whether it starts over, and the whole lines since the last call; one under way comes with a later call."""
+        try:
+            with open_regular(self._path) as file:
+                about = os.fstat(file.fileno())
+                over = about.st_ino != self._inode or about.st_size < self._read
+                if over:
+                    self._read, self._inode, self._rest = 0, about.st_ino, b""
+                file.seek(self._read)
+                text = file.read()
+        except OSError:
+            return False, []
+        self._read += len(text)
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        return over, lines
+
+
 def write_json(path: Path, content: Any, error: type[FeddureError], durable: bool = False) -> None:
     """Write plain values as JSON, whole or not at all."""
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode(), error, durable)

@@ -4,12 +4,10 @@ Nothing is written, locked or imported on behalf of what is read: a folder may c
 """
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
-from feddure.files import open_regular, parse_yaml, read_regular, readable
+from feddure.files import Tail, parse_yaml, read_regular, readable
 from feddure.reports import style
 from feddure.tracking import records, schema
 from feddure.tracking.summary import duration
@@ -32,32 +30,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, wh
 
 Entry = dict[str, Any]
 Points = Sequence[tuple[float, float]]
-
-
-@dataclass
-class Tail:
-    """The records of a file that grows; a file that was replaced, as by a resumption, is read anew."""
-
-    path: Path
-    _read: int = 0
-    _inode: int = -1
-    _rest: bytes = b""
-
-    def new(self) -> tuple[bool, list[records.Record]]:
-        """Whether it starts over, and the records since the last call; lines that are not records are left out."""
-        try:
-            with open_regular(self.path) as file:
-                about = os.fstat(file.fileno())
-                over = about.st_ino != self._inode or about.st_size < self._read
-                if over:
-                    self._read, self._inode, self._rest = 0, about.st_ino, b""
-                file.seek(self._read)
-                text = file.read()
-        except OSError:
-            return False, []
-        self._read += len(text)
-        *lines, self._rest = (self._rest + text).split(b"\n")
-        return over, [record for line in lines if (record := _record(line))]
 
 
 class Run:
@@ -84,7 +56,7 @@ class Run:
         """Read on."""
         if not self.config:
             self.config = read_yaml(self.folder / records.CONFIG)
-        over, found = self._metrics.new()
+        over, found = _new_records(self._metrics)
         if over:
             self._forget()
         self._is_new = over or bool(found)
@@ -92,7 +64,7 @@ class Run:
             self.federation = as_dict(read_json(self.folder / records.FEDERATION))
         for record in found:
             self._take(record)
-        over, found = self._timing.new()
+        over, found = _new_records(self._timing)
         before = [] if over else self.seconds
         self.seconds = [*before, *(_number(record.get("seconds")) or 0.0 for record in found)][-_LAST_ROUNDS:]
 
@@ -218,6 +190,12 @@ def began_at(pid: Any) -> float | None:
 
 
 # --- files of strangers --------------------------------------------------------------------------------------
+def _new_records(tail: Tail) -> tuple[bool, list[records.Record]]:
+    """Whether a file starts over, and its new records; lines that are not records are left out."""
+    over, lines = tail.new()
+    return over, [record for line in lines if (record := _record(line))]
+
+
 def _record(line: bytes) -> records.Record | None:
     """A line's record, checked for its round alone: a folder may hold very many, and little is shown of each."""
     with suppress(ValueError, RecursionError):

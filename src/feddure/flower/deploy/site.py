@@ -14,6 +14,7 @@ from feddure import experiments
 from feddure.config import Experiment
 from feddure.data.sources.images import FULL_DEPTH
 from feddure.errors import RunError
+from feddure.files import Tail
 from feddure.flower.app.client import read_experiment
 from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.policy import Answers
@@ -233,35 +234,13 @@ def supernode_command(
 
 
 # --- Flower's logs in plain lines --------------------------------------------------------------------
-class LogTail:
-    """The lines that are added to a log from now on."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-        self._rest = b""
-
-    def new_lines(self) -> list[str]:
-        """The whole lines since the last call; one that is still being written comes with a later one."""
-        if not self._path.exists():
-            return []
-        if self._path.stat().st_size < self._position:
-            self._position = 0  # it was begun anew
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            added = file.read()
-        self._position += len(added)
-        *lines, self._rest = (self._rest + added).split(b"\n")
-        return [printable(line.decode(errors="replace")).strip() for line in lines]
-
-
 class LogFilter:
     """What the person at a site sees of one start: Flower's logs, which go to files, in a few plain lines."""
 
     def __init__(self, supernode: Path, superexec: Path, server: str, show: Show, verbose: bool = False):
         self.joined = False
         self.activation_failed = False
-        self._supernode, self._superexec = LogTail(supernode), LogTail(superexec)
+        self._supernode, self._superexec = Tail(supernode, skip=True), Tail(superexec, skip=True)
         self._server = server
         self._show, self._tell = show, timed(show)
         self._verbose = verbose
@@ -270,10 +249,10 @@ class LogFilter:
 
     def update(self) -> None:
         """Show what was logged since the last update."""
-        for line in self._supernode.new_lines():
+        for line in _new_lines(self._supernode):
             self._raw(line)
             self._connection_line(line)
-        for line in self._superexec.new_lines():
+        for line in _new_lines(self._superexec):
             self._raw(line)
             self._work_line(line)
 
@@ -311,6 +290,10 @@ class LogFilter:
     def _raw(self, line: str) -> None:
         if self._verbose and line:
             self._show(f"  | {line}")
+
+
+def _new_lines(log: Tail) -> list[str]:
+    return [printable(line.decode(errors="replace")).strip() for line in log.new()[1]]
 
 
 def _split_level(line: str) -> tuple[str, str]:
