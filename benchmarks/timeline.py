@@ -6,8 +6,13 @@ python benchmarks/timeline.py --from results/timeline.json --plot FILE.png
 
 import argparse
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import torch
 from common import finish, load
 
 from feddure import data
@@ -15,6 +20,7 @@ from feddure.data import partition
 from feddure.reports import style
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation
+from feddure.simulation.lanes import Lane, Result, Task
 
 
 def main() -> None:
@@ -43,16 +49,53 @@ def measure(options: argparse.Namespace) -> dict:
     tasks = federation.tasks()
     engine.lanes.prepare(tasks)
     engine.run(tasks)
-    engine.lanes.timeline = []
-    engine.run(tasks)
+    spans = watch(lambda: engine.run(tasks), engine.device)
     return {
         "benchmark": "timeline",
         "method": options.method,
         "model": options.model,
         "dataset": options.dataset,
         "lanes": engine.lanes.limit,
-        "spans": [vars(span) for span in engine.lanes.timeline],
+        "spans": spans,
     }
+
+
+def watch(run: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    """When a lane worked on which client, in seconds since the run began: by events on CUDA, on a CPU by wall time."""
+    cuda = device.type == "cuda"
+    started: dict[int, tuple[Task, Any]] = {}
+    marks: list[tuple[int, Task, Any, Any]] = []
+    begin, finish = Lane.begin, Lane.finish
+
+    def now(stream: torch.cuda.Stream | None = None) -> Any:
+        if not cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def marked_begin(lane: Lane, task: Task) -> None:
+        started[lane.number] = (task, now(lane.stream))
+        begin(lane, task)
+
+    def marked_finish(lane: Lane) -> Result:
+        result = finish(lane)
+        marks.append((lane.number, *started.pop(lane.number), now(lane.stream)))
+        return result
+
+    origin = now()
+    with mock.patch.multiple(Lane, begin=marked_begin, finish=marked_finish):
+        run()
+    if cuda:
+        torch.cuda.synchronize()
+
+    def seconds(mark: Any) -> float:
+        return origin.elapsed_time(mark) / 1000 if cuda else mark - origin
+
+    return [
+        {"lane": lane, "client": task.client, "steps": task.steps, "start": seconds(start), "end": seconds(end)}
+        for lane, task, start, end in marks
+    ]
 
 
 def draw(report: dict):

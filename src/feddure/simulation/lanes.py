@@ -12,7 +12,6 @@ long.
 """
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -62,17 +61,6 @@ class Result:
     upload: State
     memory: State
     records: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Span:
-    """When a lane worked on a client, in seconds since the round began."""
-
-    lane: int
-    client: int
-    steps: int
-    start: float
-    end: float
 
 
 class Stopped(Exception):
@@ -235,7 +223,6 @@ class Lanes:
         self.overlaps = device.type == "cuda"  # whether the host is free while lanes train
         self._streams: list[torch.cuda.Stream | None] = []
         self._lanes: dict[int, list[Lane]] = {}
-        self.timeline: list[Span] | None = None
         self.stop: Callable[[], bool] = lambda: False
 
     def run(self, tasks: list[Task], meanwhile: Callable[[], None] = lambda: None) -> list[Result]:
@@ -243,13 +230,12 @@ class Lanes:
 
         On CUDA they are ready for the current stream, and `meanwhile` is called while the lanes are at work.
         """
-        clock = _Clock(self.device) if self.timeline is not None else None
         results: list[Result | None] = [None] * len(tasks)
         queues = self.deal(tasks)
         for number, queue in enumerate(queues):
             for index in queue:
                 self._lane(number, tasks[index].program)  # built by one thread
-        workers = [self._work(number, queue, tasks, results, clock) for number, queue in enumerate(queues)]
+        workers = [self._work(number, queue, tasks, results) for number, queue in enumerate(queues)]
         if self.overlaps or len(workers) <= 1:
             self._take_turns(workers)
         else:
@@ -259,8 +245,6 @@ class Lanes:
         for stream in self._streams[: len(queues)]:
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
-        if clock is not None and self.timeline is not None:
-            self.timeline += clock.spans()
         return results  # type: ignore[return-value]
 
     def _take_turns(self, workers: list[Iterator[bool]]) -> None:
@@ -310,22 +294,16 @@ class Lanes:
             for index in queue:
                 self._lane(number, tasks[index].program).prepare(tasks[index])
 
-    def _work(
-        self, number: int, queue: list[int], tasks: list[Task], results: list[Result | None], clock
-    ) -> Iterator[bool]:
+    def _work(self, number: int, queue: list[int], tasks: list[Task], results: list[Result | None]) -> Iterator[bool]:
         for index in queue:
             task = tasks[index]
             lane = self._lane(number, task.program)
             lane.follow()
-            if clock:
-                clock.start(lane, task)
             lane.begin(task)
             for step in range(task.steps):
                 lane.step(step)
                 yield True
             results[index] = lane.finish()
-            if clock:
-                clock.stop(lane)
 
     def deal(self, tasks: list[Task]) -> list[list[int]]:
         """Longest task first, each to the lane with the least work so far."""
@@ -383,38 +361,3 @@ def _bytes(task: Task) -> int:
     at_once = min(task.program.network.piece, max(rows) * task.steps)
     vectors = _VECTORS * task.program.network.parameters.size * task.program.network.master.itemsize
     return height * width * (_TRAINED * sum(rows) + _LABELLED * at_once) + vectors
-
-
-class _Clock:
-    """Start and end of each task on its lane: events on CUDA, wall time on a CPU."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._origin = self._now(None)
-        self._open: dict[int, tuple[Task, object]] = {}
-        self._marks: list[tuple[int, Task, object, object]] = []
-
-    def start(self, lane: Lane, task: Task) -> None:
-        self._open[lane.number] = (task, self._now(lane))
-
-    def stop(self, lane: Lane) -> None:
-        task, started = self._open.pop(lane.number)
-        self._marks.append((lane.number, task, started, self._now(lane)))
-
-    def spans(self) -> list[Span]:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return [
-            Span(lane, task.client, task.steps, self._seconds(start), self._seconds(end))
-            for lane, task, start, end in self._marks
-        ]
-
-    def _now(self, lane: Lane | None):
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(lane.stream if lane is not None else torch.cuda.current_stream())
-        return event
-
-    def _seconds(self, mark) -> float:
-        return self._origin.elapsed_time(mark) / 1000 if self._cuda else mark - self._origin
