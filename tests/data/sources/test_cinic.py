@@ -49,7 +49,7 @@ def test_the_second_load_decodes_nothing_and_is_the_same(tmp_path, monkeypatch):
     data_dir = write_cinic(tmp_path / "data")
     first = sources.load("cinic10", data_dir)
     assert sorted(path.name for path in data_dir.iterdir()) == ["CINIC-10", "cinic10-decoded.npz"]
-    monkeypatch.setattr(cinic, "decode_all", no_decoding)
+    monkeypatch.setattr(cinic, "decode", no_decoding)
     second = sources.load("cinic10", data_dir)
     assert second.fingerprint == first.fingerprint
     np.testing.assert_array_equal(second.test_images, first.test_images)
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_decoded_file_in_the_cache(tm
     first = sources.load("cinic10", data_dir)
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(cinic, "decode_all", no_decoding)
+        patch.setattr(cinic, "decode", no_decoding)
         assert sources.load("cinic10", data_dir).fingerprint == first.fingerprint
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("a file where the folder should be")

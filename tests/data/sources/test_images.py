@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from feddure.data.sources import images
-from feddure.data.sources.images import Rule, decode_all
+from feddure.data.sources.images import Rule, decode
 from feddure.errors import DataError, FeddureWarning
 
 
@@ -122,21 +122,19 @@ def test_processes_give_the_same_pixels_in_the_same_order(tmp_path, in_processes
         Image.fromarray(np.full((12, 12), 3000, dtype=np.uint16)).save(path)
     expected = np.stack([read(path, 8, 3) for path in paths])
     with pytest.warns(FeddureWarning, match="^6 16-bit image.*were they 12-bit"):
-        np.testing.assert_array_equal(decode_all(paths, Rule(8, 3), "decoding"), expected)
+        np.testing.assert_array_equal(decode(paths, Rule(8, 3), "decoding").images, expected)
 
 
 @pytest.mark.parametrize("files_per_process", [2, 64])
-def test_every_file_that_is_no_image_is_named(tmp_path, monkeypatch, files_per_process):
+def test_every_file_that_is_no_image_is_told(tmp_path, monkeypatch, files_per_process):
     monkeypatch.setattr(images, "FILES_PER_PROCESS", files_per_process)
-    monkeypatch.setattr(images, "MOST_PROBLEMS", 3)
     paths = many(tmp_path)
     for path in paths[1::2]:
         path.write_text("no image")
-    with pytest.raises(DataError) as caught:
-        decode_all(paths, Rule(8, 3), "decoding")
-    lines = str(caught.value).splitlines()
-    assert [line.partition(": ")[0] for line in lines[:3]] == [str(path) for path in paths[1:6:2]]
-    assert lines[3:] == ["and 1 more files"]
+    decoded = decode(paths, Rule(8, 3), "decoding")
+    assert list(decoded.problems) == [1, 3, 5, 7]
+    for position in range(0, 9, 2):
+        np.testing.assert_array_equal(decoded.images[position], read(paths[position], 8, 3))
 
 
 def test_a_process_that_dies_is_an_error(tmp_path, in_processes, monkeypatch):
@@ -144,4 +142,4 @@ def test_a_process_that_dies_is_an_error(tmp_path, in_processes, monkeypatch):
     program.write_text("raise SystemExit(3)")
     monkeypatch.setattr(images, "__file__", str(program))
     with pytest.raises(DataError, match="ended early"):
-        decode_all(many(tmp_path), Rule(8, 3), "decoding")
+        decode(many(tmp_path), Rule(8, 3), "decoding")

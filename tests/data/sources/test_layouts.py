@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from feddure.data import sources
+from feddure.data.sources import own
 from feddure.errors import DataError, FeddureWarning
 
 KINDS = ("ant", "bee", "cat")
@@ -180,11 +181,12 @@ def test_a_misspelt_part_is_no_class(tmp_path):
         read(tmp_path)
 
 
-def test_damaged_files_are_named_or_skipped(tmp_path):
+def test_damaged_files_are_named_or_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(own, "MOST_PROBLEMS", 3)
     write_classes(tmp_path)
     for number in range(7):
         (tmp_path / "ant" / f"{number}.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"ant/0.png: is not an image[^$]*7 files[^$]*--skip-damaged"):
+    with pytest.raises(DataError, match=r"ant/0.png: is not an image[^$]*4 more files\n7 files[^$]*--skip-damaged"):
         read(tmp_path)
     dataset, found = read(tmp_path, "?size=8&skip_damaged=1")
     assert [text.partition(":")[0] for text in found.damaged] == [str(tmp_path / "ant" / f"{n}.png") for n in range(7)]

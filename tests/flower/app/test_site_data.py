@@ -86,8 +86,7 @@ def forget_decoding(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(site_data, "decode_all", fail)
-    monkeypatch.setattr(site_data.image_files, "read", fail)
+    monkeypatch.setattr(site_data, "decode", fail)
 
 
 def same(one, other):

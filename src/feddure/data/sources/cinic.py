@@ -6,19 +6,18 @@ the user's cache folder. That file is made anew when the name, size or time of c
 
 import contextlib
 import hashlib
-import io
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from feddure.data.dataset import Dataset
+from feddure.data.sources import cache
 from feddure.data.sources.base import Download, File, Source, cache_dir, missing
 from feddure.data.sources.cifar import CLASSES
-from feddure.data.sources.images import Rule, decode_all
+from feddure.data.sources.images import Rule, decode
 from feddure.data.sources.layouts import entries
-from feddure.data.sources.npz import DAMAGE
+from feddure.data.sources.own import refuse_damaged, shown
 from feddure.errors import DataError, FeddureWarning
 from feddure.files import write_whole
 
@@ -27,7 +26,6 @@ STD = (0.24205776, 0.23828046, 0.25874835)
 FOLDERS = ("cinic10", "CINIC-10")
 SPLITS = ("train", "test")
 _RULE = Rule(size=32, channels=3, resize=False)
-_ARRAYS = ("images", "labels", "test_images", "test_labels")  # as in a Dataset
 
 
 def find(data_dir: Path) -> Path | None:
@@ -42,16 +40,20 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
     if folder is None:
         raise missing("cinic10", data_dir, "cinic10/ or CINIC-10/ with train/<class>/ and test/<class>/")
     files = {split: _list(folder / split) for split in SPLITS}
-    signature = _signature(files)
-    stores = _stores(folder)
-    arrays = next((found for store in stores if (found := _recall(store, signature))), None)
+    named = ((f"{split}/{label}/{path.name}", path) for split in SPLITS for path, label in files[split])
+    signature, stores = cache.sign(named), _stores(folder)
+    arrays = next((found for store in stores if (found := cache.read(store, signature))), None)
     if arrays is None:
         arrays = {}
         for split, prefix in zip(SPLITS, ("", "test_"), strict=True):
             paths = [path for path, _ in files[split]]
-            arrays[f"{prefix}images"] = decode_all(paths, _RULE, f"decoding {split} images", progress)
+            decoded = decode(paths, _RULE, f"decoding {split} images", progress)
+            if decoded.problems:
+                damaged = [f"{shown(paths[number])}: {text}" for number, text in decoded.problems.items()]
+                raise refuse_damaged(damaged, "remove what is not of CINIC-10, and unpack it again")
+            arrays[f"{prefix}images"] = decoded.images
             arrays[f"{prefix}labels"] = np.array([label for _, label in files[split]], dtype=np.int64)
-        _keep(stores, signature, arrays)
+        _keep(stores, cache.pack(signature, arrays))
     return Dataset("cinic10", **arrays, classes=CLASSES, mean=MEAN, std=STD)
 
 
@@ -66,43 +68,16 @@ def _list(split: Path) -> list[tuple[Path, int]]:
     return found
 
 
-def _signature(files: dict[str, list[tuple[Path, int]]]) -> str:
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        for path, label in files[split]:
-            try:
-                status = path.stat()
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            facts = f"{split}/{label}/{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n"
-            digest.update(facts.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
 def _stores(folder: Path) -> tuple[Path, Path]:
     tree = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     return folder.parent / "cinic10-decoded.npz", cache_dir() / f"cinic10-decoded-{tree}.npz"
 
 
-def _recall(store: Path, signature: str) -> dict[str, Any] | None:
-    """The arrays of a decoded file, or None if it is missing, damaged or of another tree."""
-    try:
-        # Opened here because numpy leaves a damaged file open when it gives up on it.
-        with store.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if str(arrays["signature"]) == signature:
-                return {name: arrays[name] for name in _ARRAYS}
-    except (OSError, *DAMAGE):
-        pass
-    return None
-
-
-def _keep(stores: tuple[Path, ...], signature: str, arrays: dict[str, Any]) -> None:
-    content = io.BytesIO()
-    np.savez(content, **{"signature": np.array(signature), **arrays})
+def _keep(stores: tuple[Path, ...], content: memoryview) -> None:
     for store in stores:
         with contextlib.suppress(OSError, DataError):
             store.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(store, content.getbuffer(), DataError)
+            write_whole(store, content, DataError)
             return
     warnings.warn(
         f"the decoded CINIC-10 could be written neither to {stores[0]} nor to {stores[1]}: "

@@ -37,7 +37,9 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
     decoded = decode([file.path for file in every], options.rule, "decoding images", progress)
     damaged = [f"{shown(every[number].path)}: {text}" for number, text in decoded.problems.items()]
     if damaged and not (skip_damaged or options.skip_damaged):
-        raise refuse_damaged(damaged)
+        raise refuse_damaged(
+            damaged, "mend or remove them, or leave them out with --skip-damaged (?skip_damaged=1 in the name)"
+        )
     whole = [number for number in range(len(every)) if number not in decoded.problems]
     files, pixels = [every[number] for number in whole], decoded.images[whole] if damaged else decoded.images
     dataset, split = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)

@@ -109,16 +109,6 @@ def headers(paths: Iterable[str | PathLike[str]]) -> Iterator[tuple[tuple[int, i
             yield found
 
 
-def decode_all(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> np.ndarray:
-    """All images as uint8 [images, size, size, channels], in the order of `paths`; any that cannot be is an error."""
-    decoded = decode(paths, rule, description, progress)
-    if decoded.problems:
-        told = [f"{paths[position]}: {problem}" for position, problem in decoded.problems.items()]
-        more = [f"and {len(told) - MOST_PROBLEMS:,} more files"] if len(told) > MOST_PROBLEMS else []
-        raise DataError("\n".join([*told[:MOST_PROBLEMS], *more]))
-    return decoded.images
-
-
 def decode(paths: Sequence[Path], rule: Rule, description: str, progress: bool = False) -> Decoded:
     """All files, in processes of their own where there are many; a warning if they look too dark."""
     from feddure.data.sources.base import bar  # not above: a decoding process has no use for it

@@ -138,14 +138,13 @@ def choose_tests(labels: np.ndarray, site: np.ndarray | None, share: float, seed
     return np.sort(np.concatenate(chosen))
 
 
-def refuse_damaged(problems: list[str]) -> DataError:
+def refuse_damaged(problems: list[str], advice: str) -> DataError:
     """The error for files that cannot be read: the first few, how many, and what to do."""
     more = [f"and {len(problems) - MOST_PROBLEMS:,} more files"] if len(problems) > MOST_PROBLEMS else []
     count = (
         "1 file is damaged or no image" if len(problems) == 1 else f"{len(problems):,} files are damaged or no images"
     )
-    advice = f"{count}: mend or remove them, or leave them out with --skip-damaged (?skip_damaged=1 in the name)"
-    return DataError("\n".join([*problems[:MOST_PROBLEMS], *more, advice]))
+    return DataError("\n".join([*problems[:MOST_PROBLEMS], *more, f"{count}: {advice}"]))
 
 
 def shown(path: Path | str) -> str:

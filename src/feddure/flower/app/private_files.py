@@ -28,7 +28,9 @@ def make_private_folder(folder: Path, error: type[FeddureError]) -> None:
         raise error(f"{folder}: cannot be made private ({problem.strerror}); choose a place you can write to") from None
 
 
-def write_private_file(path: Path, content: bytes, error: type[FeddureError], durable: bool = False) -> None:
+def write_private_file(
+    path: Path, content: bytes | memoryview, error: type[FeddureError], durable: bool = False
+) -> None:
     """Write a file whole, for its owner alone, also while it is being written."""
     before = os.umask(0o077)
     try:

@@ -10,8 +10,6 @@ when a file's name, size or time of change differs.
 """
 
 import hashlib
-import io
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +22,8 @@ import numpy as np
 from feddure.config import Experiment
 from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.sources import images as image_files
-from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode_all
+from feddure.data.sources import cache as caches
+from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode
 from feddure.data.sources.layouts import entries, files_below, name_of
 from feddure.errors import ConfigError, DataError, did_you_mean
 from feddure.flower.app import description as descriptions
@@ -35,8 +33,7 @@ from feddure.flower.app.sanitize import disclosed
 from feddure.version import VERSION
 
 _PARTS = ("labelled", "unlabelled", "test")
-_BLOCK = 1024  # files that are decoded together; one that is unreadable costs its block a second pass
-_FORMAT = 3
+_FORMAT = 4  # of kept pixels
 _PREFIX = "folder:"
 Unreadable = tuple[str, str]
 """A file that gives no image, relative to its folder, and the reason."""
@@ -97,8 +94,8 @@ class _File:
     kind: str | None  # the class, or None where it is not known
 
 
-_Decoded = tuple[np.ndarray, list[str]]
-"""Pixels of the readable files in their order, and for each file why it is not readable, or nothing."""
+_Decoded = tuple[np.ndarray, dict[int, str]]
+"""Pixels of all files in their order, and by position why a file is not readable: its pixels mean nothing."""
 
 
 def load(images: ImageFolder, description: Description, cache: Path | None = None, progress: bool = False) -> SiteData:
@@ -178,17 +175,21 @@ def _find_parts(folder: Path) -> list[str]:
 def _decode_cached(
     folder: Path, files: Sequence[_File], description: Description, rule: Rule, cache: Path, progress: bool
 ) -> _Decoded:
+    names = ((file.path.relative_to(folder).as_posix(), file.path) for file in files)
+    signature = caches.sign(names, f"{_FORMAT} {rule.depth} {description.fingerprint()}")
     prefix = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    path = cache / f"pixels-{prefix}-{_key(folder, files, description, rule)[:24]}.npz"
+    path = cache / f"pixels-{prefix}-{signature[:24]}.npz"
     make_private_folder(cache, DataError)
-    kept = _read_cache(path, files)
+    kept = caches.read(path, signature)
     if kept is None:
-        kept = _decode(folder, files, rule, progress)
-        _write_cache(path, *kept)
+        pixels, problems = _decode(folder, files, rule, progress)
+        numbers, texts = np.array(list(problems), dtype=np.int64), np.array(list(problems.values()), dtype=np.str_)
+        kept = {"pixels": pixels, "damaged": numbers, "problems": texts}
+        write_private_file(path, caches.pack(signature, kept), DataError)
         for old in cache.glob(f"pixels-{prefix}-*.npz"):
             if old != path:
                 old.unlink(missing_ok=True)
-    return kept
+    return kept["pixels"], dict(zip(kept["damaged"].tolist(), kept["problems"].tolist(), strict=True))
 
 
 def test_files(folder: Path, description: Description) -> Iterator[_File]:
@@ -219,37 +220,26 @@ def _of_classes(folder: Path, part: str, description: Description) -> Iterator[_
 
 
 def _decode(folder: Path, files: Sequence[_File], rule: Rule, progress: bool) -> _Decoded:
-    pixels, problems = [np.empty((0, rule.size, rule.size, rule.channels), dtype=np.uint8)], []
-    for start in range(0, len(files), _BLOCK):
-        paths = [file.path for file in files[start : start + _BLOCK]]
-        try:
-            pixels.append(decode_all(paths, rule, f"decoding {folder.name}", progress))
-            problems += [""] * len(paths)
-        except DataError:
-            for path in paths:
-                try:
-                    pixels.append(image_files.read(path, rule)[None])
-                    problems.append("")
-                except image_files.Unreadable as problem:
-                    problems.append(str(problem))
-    return np.concatenate(pixels), problems
+    found = decode([file.path for file in files], rule, f"decoding {folder.name}", progress)
+    return found.images, found.problems
 
 
 def _assemble(
-    folder: Path, files: Sequence[_File], description: Description, pixels: np.ndarray, problems: Sequence[str]
+    folder: Path, files: Sequence[_File], description: Description, pixels: np.ndarray, problems: Mapping[int, str]
 ) -> SiteData:
     number: dict[str | None, int] = {kind: position for position, kind in enumerate(description.classes)}
     number[None] = UNKNOWN
-    readable = [file for file, problem in zip(files, problems, strict=True) if not problem]
-    labels = np.array([number[file.kind] for file in readable], dtype=np.int64)
-    tests = np.array([file.part == "test" for file in readable], dtype=bool)
-    training = labels[~tests]
+    labels = np.array([number[file.kind] for file in files], dtype=np.int64)
+    tests = np.array([file.part == "test" for file in files], dtype=bool)
+    readable = np.ones(len(files), dtype=bool)
+    readable[list(problems)] = False
+    training = labels[readable & ~tests]
     dataset = Dataset(
         name=folder.name,
-        images=pixels[~tests],
+        images=pixels[readable & ~tests],
         labels=training,
-        test_images=pixels[tests],
-        test_labels=labels[tests],
+        test_images=pixels[readable & tests],
+        test_labels=labels[readable & tests],
         classes=description.classes,
         mean=description.mean,
         std=description.std,
@@ -260,41 +250,9 @@ def _assemble(
         labelled=np.flatnonzero(training != UNKNOWN),
         unlabelled=np.flatnonzero(training == UNKNOWN),
         unreadable=tuple(
-            (file.path.relative_to(folder).as_posix(), problem)
-            for file, problem in zip(files, problems, strict=True)
-            if problem
+            (files[position].path.relative_to(folder).as_posix(), problem) for position, problem in problems.items()
         ),
     )
-
-
-def _key(folder: Path, files: Sequence[_File], description: Description, rule: Rule) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {rule.depth} {description.fingerprint()}".encode())
-    for file in files:
-        name = file.path.relative_to(folder).as_posix()
-        try:
-            about = file.path.stat()
-            found = [name, about.st_size, about.st_mtime_ns]
-        except OSError:  # a link to nothing, say: it is left out with the other unreadable ones
-            found = [name]
-        digest.update(json.dumps(found).encode())
-    return digest.hexdigest()
-
-
-def _read_cache(path: Path, files: Sequence[_File]) -> _Decoded | None:
-    """What was kept, or None where nothing usable was: a cache that is damaged is made again."""
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            pixels, problems = kept["pixels"], json.loads(kept["problems"].tobytes())
-    except Exception:  # numpy and zipfile fail in many ways on a damaged file
-        return None
-    whole = len(problems) == len(files) and len(pixels) == problems.count("")
-    return (pixels, problems) if whole else None
-
-
-def _write_cache(path: Path, pixels: np.ndarray, problems: Sequence[str]) -> None:
-    content = io.BytesIO()
-    np.savez(content, pixels=pixels, problems=np.frombuffer(json.dumps(list(problems)).encode(), dtype=np.uint8))
-    write_private_file(path, content.getvalue(), DataError)
 
 
 def _first(unreadable: Sequence[Unreadable]) -> str:
