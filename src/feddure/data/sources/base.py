@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,8 +91,22 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path("feddure", appauthor=False)
 
 
-def missing(name: str, data_dir: Path, expected: str) -> DataError:
-    """The error for a data set that is not there."""
+def lacking(folders: Iterable[Path], names: Sequence[str], endings: Sequence[str] = ("",)) -> dict[Path, list[str]]:
+    """What is missing of a data set's files, for each folder that has any; they may have one of several endings."""
+    found = {}
+    for folder in folders:
+        absent = [name for name in names if not any((folder / f"{name}{ending}").is_file() for ending in endings)]
+        if len(absent) < len(names):
+            found[folder] = absent
+    return found
+
+
+def missing(name: str, data_dir: Path, expected: str, parts: Mapping[Path, Sequence[str]] | None = None) -> DataError:
+    """The error for a data set that is not there, or of which `parts` are: folders, and the files that they lack."""
+    if parts:
+        folder, absent = next(iter(parts.items()))
+        advice = f"bring them back, or move the folder away and `feddure data fetch {name}`"
+        return DataError(f"{folder}: {', '.join(absent)} missing; {advice}")
     return DataError(
         f"{name} is not in {data_dir}: expected {expected}. "
         f"`feddure data fetch {name}` downloads it; --data-dir or FEDDURE_DATA names another folder"

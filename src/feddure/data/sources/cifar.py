@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.base import Download, File, Source, missing
+from feddure.data.sources.base import Download, File, Source, lacking, missing
 from feddure.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -23,18 +23,16 @@ BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 def find(data_dir: Path) -> Path | None:
     """The folder with all six batches, or the archive."""
-    for folder in _folders(data_dir):
-        if all((folder / name).is_file() for name in BATCHES):
-            return folder
-    archives = (data_dir / ARCHIVE, data_dir / "cifar10" / ARCHIVE)
-    return next((archive for archive in archives if archive.is_file()), None)
+    folders = [folder for folder, absent in _parts(data_dir).items() if not absent]
+    archives = [path for path in (data_dir / ARCHIVE, data_dir / "cifar10" / ARCHIVE) if path.is_file()]
+    return next(iter(folders + archives), None)
 
 
 def load(data_dir: Path, progress: bool = False) -> Dataset:
     """CIFAR-10 from its folder or its archive."""
     path = find(data_dir)
     if path is None:
-        raise _absence(data_dir)
+        raise missing("cifar10", data_dir, f"{FOLDER}/ or {ARCHIVE}", _parts(data_dir))
     opened = _from_folder(path) if path.is_dir() else _from_archive(path)
     batches = {name: read_batch(file, where) for name, file, where in opened}
     absent = [name for name in BATCHES if name not in batches]
@@ -102,17 +100,8 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _folders(data_dir: Path) -> tuple[Path, ...]:
-    return (data_dir / FOLDER, data_dir / "cifar10" / FOLDER, data_dir)
-
-
-def _absence(data_dir: Path) -> DataError:
-    for folder in _folders(data_dir):
-        absent = [name for name in BATCHES if not (folder / name).is_file()]
-        if len(absent) < len(BATCHES):
-            gone = ", ".join(absent)
-            return DataError(f"{folder}: {gone} missing; move the folder away, then `feddure data fetch cifar10`")
-    return missing("cifar10", data_dir, f"{FOLDER}/ or {ARCHIVE}")
+def _parts(data_dir: Path) -> dict[Path, list[str]]:
+    return lacking((data_dir / FOLDER, data_dir / "cifar10" / FOLDER, data_dir), BATCHES)
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[str, BinaryIO, str]]:

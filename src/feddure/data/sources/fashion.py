@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from feddure.data.dataset import Dataset
-from feddure.data.sources.base import Download, File, Source, missing
+from feddure.data.sources.base import Download, File, Source, lacking, missing
 from feddure.errors import DataError
 
 CLASSES = (
@@ -46,14 +46,15 @@ MINI_SHA256 = "e92d12a9cb02fd61dc1c5fafe5fdb5faaa167a3f0bd19227f23af51dd1466412"
 
 def find(data_dir: Path) -> Path | None:
     """The folder with all four files, gzipped or not."""
-    return next((folder for folder in _folders(data_dir) if not _absent(folder)), None)
+    return next((folder for folder, absent in _parts(data_dir).items() if not absent), None)
 
 
 def load(data_dir: Path, progress: bool = False) -> Dataset:
     """Fashion-MNIST from its four idx files."""
     folder = find(data_dir)
     if folder is None:
-        raise _absence(data_dir)
+        expected = "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not"
+        raise missing("fashion-mnist", data_dir, expected, _parts(data_dir))
     return _dataset("fashion-mnist", *_pair(folder, *FILES[:2]), *_pair(folder, *FILES[2:]))
 
 
@@ -111,26 +112,14 @@ def _pair(folder: Path, images_name: str, labels_name: str) -> tuple[np.ndarray,
     return images, labels
 
 
-def _folders(data_dir: Path) -> tuple[Path, ...]:
-    return (data_dir / "FashionMNIST" / "raw", data_dir / "fashion-mnist", data_dir)
+def _parts(data_dir: Path) -> dict[Path, list[str]]:
+    folders = (data_dir / "FashionMNIST" / "raw", data_dir / "fashion-mnist", data_dir)
+    return lacking(folders, FILES, ("", ".gz"))
 
 
 def _path(folder: Path, name: str) -> Path:
     plain = folder / name
     return plain if plain.is_file() else folder / f"{name}.gz"
-
-
-def _absent(folder: Path) -> list[str]:
-    return [name for name in FILES if not _path(folder, name).is_file()]
-
-
-def _absence(data_dir: Path) -> DataError:
-    for folder in _folders(data_dir):
-        absent = _absent(folder)
-        if len(absent) < len(FILES):
-            gone = ", ".join(absent)
-            return DataError(f"{folder}: {gone} missing (.gz or not); `feddure data fetch fashion-mnist`")
-    return missing("fashion-mnist", data_dir, "FashionMNIST/raw/ or fashion-mnist/ with the four idx files, .gz or not")
 
 
 SOURCE = Source(
