@@ -22,11 +22,6 @@ BINS = 15
 """Of confidence, equally wide, for calibration."""
 
 
-def title(name: str) -> str:
-    """A metric as the first word of a heading: Balanced accuracy."""
-    return TITLES[name][:1].upper() + TITLES[name][1:]
-
-
 def from_confusion(confusion: Sequence[Sequence[int]] | np.ndarray) -> dict[str, Any]:
     """What counts say (row: true class, column: predicted); `per_class` is each class's sensitivity, also its recall.
 
