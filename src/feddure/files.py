@@ -38,6 +38,14 @@ def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureErro
         raise error(f"{path}: cannot be written ({problem.strerror})") from None
 
 
+def expect_free(folder: Path, error: type[FeddureError], text: str, hidden: bool = False) -> None:
+    """Refuse a file, or a folder with visible things in it, or `hidden` ones too; `text` goes on from "not empty"."""
+    if folder.exists() and not folder.is_dir():
+        raise error(f"{folder}: a file is there; choose another folder")
+    if folder.exists() and any(hidden or not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise error(f"{folder}: the folder is not empty{text}")
+
+
 def open_regular(path: str | PathLike[str]) -> BinaryIO:
     """A regular file to read; a folder, or a pipe or a device, which may have no end, is an OSError."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

@@ -22,7 +22,7 @@ from feddure.data import partition as partitions
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError, first_line
-from feddure.files import is_text, readable, write_json, write_whole
+from feddure.files import expect_free, is_text, readable, write_json, write_whole
 from feddure.pretrained import AVERAGED_FILE, MODEL_FILE
 from feddure.reports.run_report import write_report
 from feddure.simulation import checkpoint
@@ -285,10 +285,7 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
         )
     present = read_config(folder)
     if present is None:
-        if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder}: a file is there; choose another folder")
-        if folder.exists() and any(_visible(folder)):
-            raise RunError(f"{folder}: the folder is not empty and holds no run; choose another folder")
+        expect_free(folder, RunError, " and holds no run; choose another folder")
     elif not resume:
         raise RunError(f"{folder}: a run is there already; choose another folder, or resume it (--resume)")
     elif experiments.fingerprint(present) != experiments.fingerprint(experiment):
@@ -314,10 +311,6 @@ def _write_start(federation: Federation, folder: Path) -> None:
     own = federation.experiment.own_code()
     about = environment.describe() | {"device": str(federation.engine.device)} | ({"own_code": own} if own else {})
     write_json(folder / records.ENVIRONMENT, about, RunError)
-
-
-def _visible(folder: Path) -> Iterator[Path]:
-    return (entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def _differences(present: Experiment, given: Experiment) -> str:

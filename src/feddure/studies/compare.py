@@ -19,7 +19,7 @@ from feddure import methods as known_methods
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.files import write_whole
+from feddure.files import expect_free, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.studies.grid import failures as grid_failures
@@ -300,13 +300,10 @@ def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: a file is there; choose another folder")
-    if read_plan(folder) is not None:
-        if not resume:
-            raise RunError(f"{folder}: a comparison is there already; choose another folder, or go on (--resume)")
-    elif folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise RunError(f"{folder}: the folder is not empty and holds no comparison; choose another folder")
+    if read_plan(folder) is None:
+        expect_free(folder, RunError, " and holds no comparison; choose another folder")
+    elif not resume:
+        raise RunError(f"{folder}: a comparison is there already; choose another folder, or go on (--resume)")
 
 
 def _expect_one_partition_a_seed(finished: Sequence[records.Run]) -> None:

@@ -19,7 +19,7 @@ from feddure import experiments, methods, plugins
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
-from feddure.files import write_whole
+from feddure.files import expect_free, write_whole
 from feddure.reports.names import combination
 from feddure.studies.grid.measure import expect_data
 from feddure.studies.grid.store import Cell, Store, finished_cells, make_folder
@@ -92,14 +92,9 @@ def from_tree(tree: Mapping[str, Any], init: str | None = None) -> Sweep:
 
 def check_folder(sweep: Sweep, folder: Path, merge: Sequence[Path] = ()) -> None:
     """Refuse a folder that holds anything but this sweep, or one that it contains, and others without cells."""
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: a file is there; choose another folder")
-    there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    if SWEEP_FILE not in there and any(not name.startswith(".") for name in there):
-        raise RunError(
-            f"{folder}: the folder is not empty and holds no sweep; choose another, and merge (--merge) a folder whose "
-            "cells you want to take over"
-        )
+    if not (folder / SWEEP_FILE).exists():
+        text = " and holds no sweep; choose another, and merge (--merge) a folder whose cells you want to take over"
+        expect_free(folder, RunError, text)
     wanted = {cell.hash for cell in sweep.cells()}
     gone = sum(found.config_hash not in wanted for found in Store(folder).measurements())
     if gone:

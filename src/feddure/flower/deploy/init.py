@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from feddure.errors import ConfigError, RunError
-from feddure.files import write_whole
+from feddure.files import expect_free, write_whole
 from feddure.flower.app.description import Description
 from feddure.flower.app.private_files import write_private_file
 from feddure.flower.deploy import certificates
@@ -32,7 +32,7 @@ def initialise(
     control_port: int = CONTROL_PORT,
 ) -> ServerFolder:
     """Make the folder of a federation; sites in `public_keys` keep their private key to themselves."""
-    _expect_empty(root)
+    expect_free(root, ConfigError, "; choose a new one, so that no key is overwritten", hidden=True)
     _expect_host(description.server.host)
     if control_port == description.server.port:
         raise ConfigError(f"--control-port {control_port}: sites reach the server on this port; choose another")
@@ -127,13 +127,6 @@ def _write_archive(path: Path, bundle: Bundle, site: str) -> None:
             entry.external_attr = (0o100600 if file == bundle.key else 0o100644) << 16
             archive.writestr(entry, file.read_bytes())
     write_private_file(path, content.getvalue(), RunError)
-
-
-def _expect_empty(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root}: a file is there; choose another folder")
-    if root.exists() and any(root.iterdir()):
-        raise ConfigError(f"{root}: the folder is not empty; choose a new one, so that no key is overwritten")
 
 
 def _expect_host(host: str) -> None:
