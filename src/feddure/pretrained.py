@@ -41,8 +41,6 @@ def identify(source: str | None) -> dict[str, str | None]:
 
 def read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors of a file, and what feddure wrote about them, if it did; refused where its hash is another."""
-    from safetensors.torch import load  # seconds to import, and not all who ask for names need it
-
     try:
         content = read_regular(path)
     except OSError as problem:
@@ -53,15 +51,26 @@ def read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], dict[str, 
             "or name the new one with --init for another experiment"
         )
     try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header.get("__metadata__", {}).get("feddure", "{}"))
-    except (SafetensorError, ValueError) as problem:
+        tensors, text = parse(content)
+        about = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise ConfigError(
             f"init (--init) {path}: not a whole safetensors file ({problem}); "
             "`feddure export --format safetensors` writes one"
         ) from None
     return tensors, about if isinstance(about, dict) else {}
+
+
+def parse(content: bytes) -> "tuple[dict[str, Tensor], str]":
+    """The tensors of a safetensors file, and feddure's JSON about them; a ValueError where it is damaged."""
+    from safetensors.torch import load  # seconds to import, and not all who ask for names need it
+
+    try:
+        tensors = load(content)
+    except SafetensorError as problem:
+        raise ValueError(str(problem)) from None
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, (header.get("__metadata__") or {}).get("feddure", "{}")
 
 
 @lru_cache(maxsize=64)

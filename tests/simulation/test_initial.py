@@ -1,5 +1,6 @@
 """Experiments that start from a model file: what fits, what is refused, and what resumes without the file."""
 
+import json
 import shutil
 
 import pytest
@@ -98,6 +99,20 @@ def test_files_of_other_kinds_are_refused(trained, tmp_path):
     folders.execute(tmp_path / "alone", method="local", rounds=1)
     with pytest.raises(ConfigError, match="trained alone"):
         started(init=str(tmp_path / "alone"))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"), [(None, "do not fit model"), ({"feddure": 10_000 * "["}, "not a whole safetensors file")]
+)
+def test_what_others_wrote_about_a_file(trained, tmp_path, metadata, message):
+    save_file(load_file(trained / "model.safetensors"), tmp_path / "three", {"feddure": '{"classes": 3}'})
+    with pytest.warns(FeddureWarning, match="start fresh"):
+        started(init=str(tmp_path / "three"))
+    header = {"__metadata__": metadata, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    packed = json.dumps(header).encode()
+    (tmp_path / "file").write_bytes(len(packed).to_bytes(8, "little") + packed + bytes(4))
+    with pytest.raises(ConfigError, match=message):
+        started(init=str(tmp_path / "file"))
 
 
 def test_the_fingerprint_knows_the_content_and_not_the_place(trained, tmp_path):

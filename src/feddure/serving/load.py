@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from feddure import experiments, methods, plugins
+from feddure import experiments, methods, plugins, pretrained
 from feddure import nn as networks
 from feddure.data.sources import folder as folder_source
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
@@ -224,11 +223,10 @@ def read_network(source: Path, model: str = "auto", allow_modules: bool = False)
 def parse_safetensors(content: bytes, where: object) -> tuple[Description, dict[str, Tensor]]:
     """What is in a model's safetensors file."""
     try:
-        tensors = safetensors.torch.load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    except (SafetensorError, ValueError) as problem:
+        tensors, text = pretrained.parse(content)
+    except ValueError as problem:
         raise RunError(f"{where}: not a whole safetensors file ({problem})") from None
-    return Description.from_json((header.get("__metadata__") or {}).get(KEY), where), tensors
+    return Description.from_json(text, where), tensors
 
 
 def run_module(module: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> Program:

@@ -35,7 +35,7 @@ def fill(module: Module, experiment: Experiment, dataset: Dataset) -> None:
     fresh = _classifier(module, len(dataset.classes))
     classes = about.get("classes")
     if all(name in given and given[name].shape == own[name].shape for name in fresh) and (
-        classes is None or list(classes) == list(dataset.classes)
+        classes is None or classes == list(dataset.classes)
     ):
         fresh = set()
     fresh -= {name for name in fresh & given.keys() if given[name].shape[1:] != own[name].shape[1:]}
