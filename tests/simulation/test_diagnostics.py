@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tiny
 from feddure.data.dataset import UNKNOWN
-from feddure.simulation.diagnostics import auroc, calibration_error, diagnose, probe_drift
+from feddure.simulation.diagnostics import auroc, diagnose, probe_drift
 
 
 def client(weight, pseudo, **further):
@@ -156,14 +156,6 @@ def test_rounds_carry_the_diagnostics_their_method_has(images, method, rewarded)
 
 
 # --- probes: the round's clients before aggregation ------------------------------------------------------
-
-
-def test_the_calibration_error_by_hand():
-    confidence = np.array([0.95, 0.97, 1.0, 0.95, 0.5, 0.52, 0.2])  # bins 14 (four times), 7 (twice), 3
-    right = np.array([True, True, False, False, True, True, False])
-    gaps = [abs(2 - (0.95 + 0.97 + 1.0 + 0.95)), abs(2 - 1.02), abs(0 - 0.2)]
-    assert calibration_error(confidence, right) == pytest.approx(sum(gaps) / 7, abs=1e-12)
-    assert calibration_error(np.ones(3), np.ones(3, dtype=bool)) == 0.0
 
 
 def test_drift_is_relative_and_directions_are_compared_in_pairs():

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from feddure.data.dataset import UNKNOWN
 from feddure.nn.network import Network
-from feddure.tracking.metrics import BINS
+from feddure.simulation.evaluate import reliability
+from feddure.tracking import metrics
 
 Arrays = dict[str, np.ndarray]
 Model = tuple[Tensor, Tensor]
@@ -84,22 +85,23 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
 
 def probe_labels(
     network: Network, labellers: Mapping[str, Sequence[Model]], images: Sequence[Tensor], truths: Sequence[Tensor]
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """How good each labeller's labels of the clients' images are; it has a model for each client.
 
     Images of unknown class are left out.
     """
     known = [truth != UNKNOWN for truth in truths]
-    truth = np.concatenate([truth[mask].cpu().numpy() for truth, mask in zip(truths, known, strict=True)])
-    found: dict[str, float] = {}
+    truth = torch.cat([truth[mask] for truth, mask in zip(truths, known, strict=True)])
+    found: dict[str, float | None] = {}
     for name, models in labellers.items() if len(truth) else ():
         triples = zip(models, images, known, strict=True)
         logits = torch.cat([network.evaluate_many(*model, views[mask]) for model, views, mask in triples])
-        confidence, label = (tensor.cpu().numpy() for tensor in logits.double().softmax(1).max(1))
+        confidence, label = logits.double().softmax(1).max(1)
         right = label == truth
-        found[f"{name}_accuracy"] = float(right.mean())
-        found[f"{name}_confidence"] = float(confidence.mean())
-        found[f"{name}_calibration_error"] = calibration_error(confidence, right)
+        found[f"{name}_accuracy"] = right.double().mean().item()
+        found[f"{name}_confidence"] = confidence.mean().item()
+        bins = reliability(confidence, right).cpu().numpy()
+        found[f"{name}_calibration_error"] = metrics.from_bins(*bins)["ece"]
     return found
 
 
@@ -112,12 +114,6 @@ def probe_drift(start: Tensor, ends: Sequence[Tensor]) -> dict[str, float | None
         "drift": (moves.norm(dim=1).mean() / start.double().norm()).item(),
         "cosine": cosines.sum().item() / pairs if pairs else None,
     }
-
-
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error (Guo et al., 2017): |accuracy − confidence| of each bin, weighted by its images."""
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    return float(np.abs(np.bincount(bins, right - confidence)).sum() / len(right))
 
 
 def _of_client(arrays: Arrays, truth: np.ndarray) -> dict[str, float | None]:
