@@ -205,7 +205,7 @@ def test_cutout_leaves_a_grey_square_in_labelled_images(feed, images):
 
 
 def test_test_batches_hold_every_test_image_once(feed, images):
-    pieces = feed.test_batches(25)
+    pieces = list(feed.test_batches(25))
     assert [len(labels) for _, labels in pieces] == [25, 25, 10]
     assert torch.equal(torch.cat([labels for _, labels in pieces]), torch.from_numpy(images.test_labels))
     expected = (torch.from_numpy(images.test_images).double() / 255 - 0.35) / 0.25

@@ -97,7 +97,7 @@ def test_a_run_records_what_is_needed(method):
     models = server.method.client_models(server.memories) or dict.fromkeys(
         range(4), server.method.global_model(server.state)
     )
-    pixels, labels = federation.images.test_batches(1000)[0]
+    pixels, labels = next(federation.images.test_batches(1000))
     for site in found:
         right = (server.program.network.evaluate(*models[site.client], pixels).argmax(1) == labels).double()
         owned = np.concatenate(

@@ -158,12 +158,10 @@ class DeviceImages:
         self.sites = len(dataset.sites)
         self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
 
-    def test_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        """The whole test set, normalised, in pieces."""
-        return [
-            (augment.plain(images, self.normalise), labels)
-            for images, labels in zip(self.test_images.split(size), self.test_labels.split(size), strict=True)
-        ]
+    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole test set, in pieces, each normalised when it is asked for: all at once are large."""
+        for images, labels in zip(self.test_images.split(size), self.test_labels.split(size), strict=True):
+            yield augment.plain(images, self.normalise), labels
 
     def training_batches(self, index: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """These training images and their labels, as test images are, in pieces."""
