@@ -19,7 +19,7 @@ from feddure.data.sources.layouts import composed
 from feddure.data.sources.own import Found, Split, choose_tests, parse
 from feddure.errors import DataError
 
-DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+_DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What reading a damaged .npz file raises."""
 REQUIRED, TESTS = ("images", "labels"), ("test_images", "test_labels")
 OPTIONAL = ("classes", "mean", "std", "labelled", "site", "sites", "test_site")
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 return {name: np.asarray(archive[name]) for name in archive.files}
     except MemoryError:
         raise DataError(f"{path}: its arrays need more memory than there is") from None
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise DataError(f"{path}: not a whole .npz file of plain arrays ({error})") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
