@@ -82,6 +82,12 @@ def keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, 2**29)
 
 
+def give_back_freed_memory() -> None:
+    """The opposite, once: what others may have, and what is counted as free."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -91,27 +91,24 @@ def load(
         return experiments.load(preset, file, dict(changes), sets, allow_modules), None
     experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
     gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
-    given["dataset"] = name = _fitted_to_files(name, gpu)
+    given["dataset"] = name = fitted_to_files(name, gpu)
     images = read(name)
     labelled = _labels(images, given)
     bf16 = environment.computes_bf16()
     size = Size(labelled, len(images.labels) - labelled, len(images.sites), images.shape[0], gpu, bf16)
     found, said = recommend(size, given)
     say(f"preset {NAME}: {said}. --set changes any field, --preset all of them")
-    return experiments.load(NAME, None, found, sets), images
+    return experiments.load(NAME, None, found), images  # what `sets` says is in it, but the name as it was read
 
 
-def fitted(name: str, options: Mapping[str, int]) -> str:
-    """A folder's name with these options, where it states none and they are not the usual ones."""
-    usual, stated = Options()._asdict(), name.partition("?")[2]
+def fitted_to_files(name: str, gpu: bool) -> str:
+    """A folder's name with a size and channels that suit its files, where it states none and they are not the usual."""
+    kind, _, where = name.partition(":")
+    stated, usual = where.partition("?")[2], Options()._asdict()
+    found = folder.shorter_side(where) if kind == "folder" and "size=" not in stated else None
+    options = image_options(*found, gpu) if found else {}
     new = {key: value for key, value in options.items() if value != usual[key] and f"{key}=" not in stated}
     return with_options(name, **new)
-
-
-def _fitted_to_files(name: str, gpu: bool) -> str:
-    kind, _, where = name.partition(":")
-    found = folder.shorter_side(where) if kind == "folder" and "size=" not in where.partition("?")[2] else None
-    return fitted(name, image_options(*found, gpu)) if found else name
 
 
 def image_options(shorter_side: int, modes: Iterable[str], gpu: bool) -> dict[str, int]:

@@ -145,6 +145,20 @@ def test_runs_side_by_side_are_announced_with_less_time(monkeypatch):
         assert time in said[0]
 
 
+def test_a_check_and_a_run_agree_on_a_size(feddure, tmp_path):
+    """A path is no option; files whose content is damaged have a size."""
+    folder = tmp_path / "size=8" / "scans"
+    write_classes(folder)
+    for number in range(20):
+        file = folder / "ant" / f"large{number}.png"
+        paint(file, number, side=70)
+        file.write_bytes(file.read_bytes()[:-80])
+    assert suggested(feddure, folder, code=1)["suggestion"]["size"] == 64
+    code, _, said = feddure("run", "--dataset", folder, "--skip-damaged", *TINY, "--out", "run")
+    assert code == 0, said
+    assert "64×64 colour" in said
+
+
 def test_files_are_read_at_the_size_that_suits_them(feddure, tmp_path):
     """As the command says that `data check` ends with; other presets read as ever, and say so."""
     rng = np.random.default_rng(0)
@@ -164,5 +178,8 @@ def test_files_are_read_at_the_size_that_suits_them(feddure, tmp_path):
         assert shape in said
         assert "the files are larger" not in said
     assert "size=64&channels=1" in suggested(feddure, "large")["suggestion"]["dataset"]
+    named = ("--preset", "recommended", "--set", "dataset=folder:large")
+    assert feddure("run", *named, *small, "--out", "named")[0] == 0
+    assert read_run(tmp_path / "here" / "named").experiment.dataset == "folder:large?size=64&channels=1"
     _, _, said = feddure("run", "--preset", "demo", "--dataset", "folder:large", *small, "--set", "clients_per_round=1")
     assert "read at 32 × 32 pixels, the files are larger" in said

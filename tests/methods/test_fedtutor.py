@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import feddure
+import tiny
 from feddure import experiments
 from feddure.errors import ConfigError
+from feddure.methods import fedtutor
 from oracle import pairing
 from oracle.feddure_twin import TaughtFedDure
 from oracle.fedtutor_twin import FedTutor, Lesson
@@ -140,6 +143,19 @@ def test_clients_without_labelled_or_without_unlabelled_images():
     )
     results = found.engine.run(found.tasks())
     assert all(torch.isfinite(result.upload["theta"]).all() for result in results)
+
+
+class WithSpace(fedtutor.FedTutor):
+    """A subclass with heads of its own."""
+
+    def heads(self, features, classes):
+        return {"space": torch.nn.Linear(features, 3)}
+
+
+def test_a_subclass_may_have_heads():
+    feddure.register_method("spaced", WithSpace)
+    network = tiny.federation(tiny.experiment(method="spaced"), tiny.dataset()).server.program.network
+    assert {"head:space.weight", "head:space.bias"} <= {entry.name for entry in network.parameters.entries}
 
 
 def test_the_contrast_needs_unlabelled_images():

@@ -254,6 +254,33 @@ def centred(seed=0):
     )
 
 
+class Swapping(nn.Module):
+    """Puts one buffer in another's place, and keeps what a batch was like."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("now", "before", "a", "z"):
+            self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("last", torch.zeros(0))
+
+    def forward(self, x):
+        if self.training:
+            self.a = self.z = self.before = self.now
+            self.now = self.now + 1
+            self.last = x.mean((2, 3))
+        return x
+
+
+def test_buffers_that_take_each_others_place():
+    network = Network(nn.Sequential(Swapping(), *centred()[1:]), CPU, "fp32")
+    statistics = torch.zeros(network.statistics.size)
+    weights = network.weights(torch.zeros(network.parameters.size))
+    for _ in range(4):
+        network.forward(weights, statistics, torch.randn(2, 3, 12, 12))
+    named = network.statistics.views(statistics)
+    assert [named[f"0.{name}"].item() for name in ("now", "before", "a", "z")] == [4, 3, 3, 3]
+
+
 @pytest.mark.parametrize(("precision", "compiled"), [("fp64", False), ("bf16", False), ("fp32", True)])
 def test_buffers_of_a_users_own_layers(precision, compiled):
     torch.manual_seed(0)

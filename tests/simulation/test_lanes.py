@@ -103,6 +103,25 @@ def test_lanes_on_a_cpu_share_its_cores(images):
         torch.set_num_threads(cores)
 
 
+class Forward(Counting):
+    """Asks for a derivative in forward mode, which is for one thread at a time."""
+
+    def step(self, client, batch):
+        _, slope = torch.func.jvp(torch.sin, (client.class_counts,), (client.class_counts.cos(),))
+        return {**super().step(client, batch), "slope": slope}
+
+
+def test_a_step_in_forward_mode_has_one_lane(images):
+    feddure.register_method("forward", Forward)
+    tasks = many_tasks(images, "forward")
+    expected = Lanes(torch.device("cpu"), 1).run(tasks)
+    assert all((result.records["slope"] != 0).any() for result in expected)
+    assert tasks[0].program.threads
+    for _ in range(2):
+        assert_same_results(Lanes(torch.device("cpu"), 3).run(tasks), expected)
+    assert not tasks[0].program.threads
+
+
 def test_an_error_on_one_lane_ends_all(images, monkeypatch):
     feddure.register_method("counting", Counting)
     tasks = many_tasks(images, "counting")

@@ -118,7 +118,7 @@ def check(
     report = _report(dataset, None if ":" in name else sources.find_source(name))
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if found is not None:
-        report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found, "size=" in name)}
+        report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found)}
         report["notes"] = [*found.sentences(), *report["notes"]]
     if as_json:
         _print_json(report)

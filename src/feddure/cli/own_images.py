@@ -27,7 +27,8 @@ def reader(data_dir: Path | None, say: Say, skip_damaged: bool = False) -> "Call
             say(f"found {found.layout}")
             for sentence in found.sentences():
                 say(f"  {sentence}")
-            if found.shorter_side is not None and "size=" not in name and found.shorter_side >= 2 * dataset.shape[0]:
+            stated = "size=" in name.partition("?")[2]
+            if found.shorter_side is not None and not stated and found.shorter_side >= 2 * dataset.shape[0]:
                 side = dataset.shape[0]
                 say(f"  read at {side} × {side} pixels, the files are larger: `feddure data check` suggests a size")
             if found.damaged:
@@ -65,17 +66,16 @@ def say_plan(
     say(f"trains {names}{each} {_size(first, dataset, made)}: {_duration(times, runs)}")
 
 
-def suggestion(name: str, dataset: "Dataset", found: sources.Found, as_told: bool) -> dict[str, Any]:
-    """What to train on own images and the two commands for it; `as_told` keeps the name's size and channels."""
+def suggestion(name: str, dataset: "Dataset", found: sources.Found) -> dict[str, Any]:
+    """What to train on own images and the two commands for it."""
     import torch
 
     from feddure import recommended
     from feddure.simulation import estimate
 
-    gpu = torch.cuda.is_available()
-    if found.shorter_side is not None and not as_told:
-        options = recommended.image_options(found.shorter_side, found.modes, gpu)
-        name, dataset = recommended.fitted(name, options), _resized(dataset, options)
+    fitted = recommended.fitted_to_files(name, torch.cuda.is_available())
+    if fitted != name:
+        name, dataset = fitted, _resized(dataset, sources.options_of(fitted))
     if found.damaged:
         name = sources.with_options(name, skip_damaged=1)
     try:
@@ -131,13 +131,13 @@ def _duration(times: Sequence[float | None], runs: float = 1) -> str:
     return f"{estimate.in_words(runs * sum(known))} on this CPU"
 
 
-def _resized(dataset: "Dataset", options: dict[str, int]) -> "Dataset":
+def _resized(dataset: "Dataset", options: sources.Options) -> "Dataset":
     """Images of that shape: enough to measure time by, not to train on."""
     from dataclasses import replace
 
     import numpy as np
 
-    rows, channels = np.arange(options["size"]) * dataset.shape[0] // options["size"], options["channels"]
+    rows, channels = np.arange(options.size) * dataset.shape[0] // options.size, options.channels
 
     def resize(images: np.ndarray) -> np.ndarray:
         return images[:, rows][:, :, rows][..., :channels]

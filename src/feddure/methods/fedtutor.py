@@ -78,7 +78,7 @@ class FedTutor(WithTeacher):
 
     @property
     def has_heads(self) -> bool:
-        return self.options.contrast > 0
+        return self.options.contrast > 0 or type(self).heads is not FedTutor.heads
 
     def heads(self, features: int, classes: int) -> Mapping[str, nn.Module]:
         return proxyfl.heads(features)

@@ -339,9 +339,11 @@ class Network:
 
     def _keep(self, statistics: Named, given: Named) -> None:
         """What a pass in training changed of those, in place or by putting another tensor there."""
-        for name in self._own:
-            if given[name] is not statistics[name]:
-                statistics[name].copy_(given[name].detach())
+        # Clones: a layer may have put one buffer in another's place.
+        found = {name: given[name].detach().clone() for name in self._own if given[name] is not statistics[name]}
+        for name, value in found.items():
+            if value.shape == statistics[name].shape:  # else it is about this batch alone
+                statistics[name].copy_(value)
 
     def _frozen(self, flat: Tensor) -> Named:
         start = self.parameters.trained

@@ -12,7 +12,7 @@ from feddure import methods
 from feddure.config import EngineOptions, Experiment
 from feddure.data.batches import DeviceImages
 from feddure.data.dataset import Dataset
-from feddure.environment import computes_bf16, keep_freed_memory
+from feddure.environment import computes_bf16, give_back_freed_memory, keep_freed_memory
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn.network import Network
 from feddure.simulation import program as programs
@@ -82,6 +82,7 @@ class Engine:
     def free_memory(self) -> int:
         """Bytes that more tensors on the device may take."""
         if self.device.type != "cuda":
+            give_back_freed_memory()
             return psutil.virtual_memory().available
         return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 

@@ -15,11 +15,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from feddure import environment
 from feddure.data.batches import Batch
@@ -65,6 +66,10 @@ class Result:
 
 class Stopped(Exception):
     """Somebody asked to stop between two steps; the round that was under way is lost, nothing else."""
+
+
+class _ForOneThread(Exception):
+    """A step asked for PyTorch's forward mode, whose level is the whole process's."""
 
 
 class Lane:
@@ -239,7 +244,12 @@ class Lanes:
         if self.overlaps or len(workers) <= 1:
             self._take_turns(workers)
         else:
-            self._side_by_side(workers)
+            try:
+                self._side_by_side(workers)
+            except _ForOneThread:
+                for task in tasks:
+                    task.program.threads = False
+                return self.run(tasks)
         if self.overlaps:
             meanwhile()
         for stream in self._streams[: len(queues)]:
@@ -270,7 +280,7 @@ class Lanes:
                 raise
 
         try:
-            with ThreadPoolExecutor(len(workers)) as pool:
+            with _without_forward_mode(), ThreadPoolExecutor(len(workers)) as pool:
                 try:
                     waiting = futures = [pool.submit(work, worker) for worker in workers]
                     while waiting and not stopped:
@@ -322,7 +332,9 @@ class Lanes:
         count = min(self.limit, len(tasks))
         if self.overlaps or count <= 1:
             return count
-        if any(task.program.network.compiled or not task.program.network.reentrant for task in tasks):
+        if not all(task.program.threads and task.program.network.reentrant for task in tasks):
+            return 1
+        if any(task.program.network.compiled for task in tasks):
             return 1
         return max(1, min(count, environment.memory() // 2 // max(map(_bytes, tasks))))
 
@@ -351,6 +363,21 @@ class Lanes:
         self.release()
         warnings.warn(f"out of GPU memory: going on with {self.limit} lanes", FeddureWarning, stacklevel=3)
         return True
+
+
+@contextmanager
+def _without_forward_mode() -> Iterator[None]:
+    """No step enters forward mode here: two threads in it would clear each other's derivatives, and say nothing."""
+    enter = forward_ad.enter_dual_level
+
+    def refuse() -> None:
+        raise _ForOneThread
+
+    forward_ad.enter_dual_level = refuse
+    try:
+        yield
+    finally:
+        forward_ad.enter_dual_level = enter
 
 
 def _bytes(task: Task) -> int:

@@ -52,6 +52,7 @@ class Program:
         self.method = methods.make(experiment)
         self.proximal = self.method.proximal if experiment.proximal is None else experiment.proximal
         self.captures = captures
+        self.threads = True  # until its step turns out to need one thread
 
     def cost(self, batch: Batch) -> float:
         """Relative cost of a step: the number of images in it."""

@@ -13,7 +13,7 @@ from feddure import plugins
 from feddure.data.dataset import Dataset, check
 from feddure.data.sources import cifar, cinic, fashion, folder, npz
 from feddure.data.sources.base import Source, default_data_dir
-from feddure.data.sources.own import Found, Options, with_options
+from feddure.data.sources.own import Found, Options, options_of, with_options
 from feddure.errors import DataError, FeddureWarning, did_you_mean
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "expect_present",
     "find_source",
     "load",
+    "options_of",
     "read",
     "register",
     "resolve",

@@ -108,6 +108,12 @@ def parse(kind: str, where: str, known: Iterable[str]) -> tuple[Path, Options]:
     return Path(location).expanduser(), found
 
 
+def options_of(name: str) -> Options:
+    """What the name of a user's own images says after its path."""
+    kind, _, where = name.partition(":")
+    return parse(kind, where, Options._fields)[1]
+
+
 def with_options(name: str, **options: object) -> str:
     """The name of a data set with these options in place of those it has."""
     where, _, query = name.partition("?")
