@@ -7,9 +7,11 @@ names are read too: train_images, train_labels, val_images, val_labels, test_ima
 name of the data set may end in `?test=0.2&split_seed=0` (`own.py`), which counts where there are no test images.
 """
 
+import os
 import zipfile
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import psutil
@@ -101,6 +103,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 raise DataError(f"{path}: not a whole .npz file; expected one made by numpy.savez")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
+                _check_directory(path, file, archive.zip)
                 _check_names(path, archive.files)
                 _check_size(path, archive.zip)
                 return {name: np.asarray(archive[name]) for name in archive.files}
@@ -110,6 +113,14 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: not a whole .npz file of plain arrays ({error})") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_directory(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
+    """One wrong byte in its directory can hide arrays; the file's end says how many there are."""
+    file.seek(-22, os.SEEK_END)
+    end = file.read()
+    if end.startswith(b"PK\5\6") and int.from_bytes(end[10:12], "little") != len(archive.infolist()):
+        raise DataError(f"{path}: not a whole .npz file: its directory is damaged")
 
 
 def _check_size(path: Path, archive: zipfile.ZipFile) -> None:
