@@ -304,6 +304,16 @@ def alike() -> str:
     return grid(seeds(every), {name: name for name in cases("alike")}, text, columns)
 
 
+def thousand_clients() -> str:
+    every, rows = runs("many-clients"), {METHODS[method]: method for method in ("fedavg-matched", "fedtutor")}
+
+    def text(method: str, setting: str) -> str:
+        ours, theirs = (pick(every, method=m, setting=setting) for m in (method, "fedavg-matched"))
+        return both(ours) + ("" if method == "fedavg-matched" else f", {gain(ours, theirs)}")
+
+    return grid(seeds(every), rows, text, named(DEMO))
+
+
 def price() -> str:
     def seconds(rows: Runs) -> pd.Series:
         return rows.set_index(["setting", "seed"])["seconds"]
@@ -600,6 +610,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "site-privacy": site_privacy,
     "sage": sage,
     "alike": alike,
+    "thousand-clients": thousand_clients,
     "paper": from_paper,
     "regulators": regulators,
     "averaging": averaging,
