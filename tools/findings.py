@@ -41,7 +41,7 @@ IMAGES = ROOT / "docs" / "images"
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 METHODS = {"fedavg-matched": "labels only", "fedavg-fixmatch": "FixMatch", "feddure": "FedDure", "fedtutor": "FedTutor"}
 TABLE1 = {
-    "fedavg": "FedAvg*, labels only", "fedavg-matched": "labels only, matched steps", "fedavg-uda": "FedAvg-UDA",
+    "fedavg": "FedAvg*, one pass", "fedavg-matched": "labels only", "fedavg-uda": "FedAvg-UDA",
     "fedprox-uda": "FedProx-UDA", "fedavg-fixmatch": "FedAvg-FixMatch", "fedprox-fixmatch": "FedProx-FixMatch",
     "fedmatch": "FedMatch", "feddure": "FedDure", "fedavg-sl": "FedAvg-SL, every label",
     "fedprox-sl": "FedProx-SL, every label",

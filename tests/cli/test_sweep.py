@@ -110,7 +110,7 @@ def test_a_dry_run_writes_nothing(tmp_path, measured):
     assert sorted(tmp_path.rglob("*")) == before
     assert measured == []
     assert "8 of 8 cells to measure, about" in printed
-    assert "FedAvg*, matched steps, local steps 2" in printed
+    assert "Labels only, local steps 2" in printed
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., 2017) and FedProx (Li et al., 2020) on labelled images.
 
-`fedavg` is the paper's FedAvg*: labels only, one pass over a client's labelled images a round. `fedavg-matched`
-takes as many steps as the methods that also use unlabelled images: the fair yardstick for them. `fedavg-sl` and
-`fedprox-sl` see the true label of every image a client has: the fully supervised upper bound.
+`fedavg` is the paper's FedAvg*: one pass over a client's labelled images a round. `fedavg-matched`, called "labels
+only" here, takes as many steps as the methods that also use unlabelled images: the fair yardstick for them.
+`fedavg-sl` and `fedprox-sl` see the true label of every image a client has: the fully supervised upper bound.
 """
 
 from feddure.data.batches import Batch, Needs
@@ -29,7 +29,7 @@ class FedAvgMatched(FedAvg):
     """Labels only, with the number of local steps of the methods that use unlabelled images."""
 
     name = "fedavg-matched"
-    title = "FedAvg*, matched steps"
+    title = "Labels only"
     steps = Method.steps
 
 

@@ -18,7 +18,7 @@ class Local(FedAvgMatched):
     """Labels only at each client by itself."""
 
     name = "local"
-    title = "Alone"
+    title = "Local"
     memory = ("own_theta", "own_statistics")
     exchanges = False
 

@@ -77,9 +77,9 @@ def test_what_is_not_measured_is_missing_and_has_no_number(tmp_path):
     assert empty.failed == {0: "why"}
     assert accuracy(empty) == "failed"
     assert unmeasured(found) == {
-        "Failed": ["CIFAR-10, FedAvg*, matched steps: DIR-DIR (seed 0): why"],
+        "Failed": ["CIFAR-10, Labels only: DIR-DIR (seed 0): why"],
         "Not measured yet": [
-            "CIFAR-10, FedAvg*, matched steps: DIR-DIR (seeds 1, 2)",
+            "CIFAR-10, Labels only: DIR-DIR (seeds 1, 2)",
             "CIFAR-10, FedDure: DIR-DIR (seeds 0, 2)",
         ],
     }

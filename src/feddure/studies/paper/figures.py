@@ -34,8 +34,8 @@ _AXES = {
     "clients_per_round": "clients in a round, S",
 }
 _KINDS = {
-    "fedavg": "FedAvg*: labels only",
-    REFERENCE: "FedAvg*: labels only, matched steps",
+    "fedavg": "FedAvg*: one pass over labelled images",
+    REFERENCE: "Labels only",
     "fedavg-sl": "FedAvg-SL: fully supervised",
     "fedprox-sl": "FedProx-SL: fully supervised",
 }
@@ -70,7 +70,7 @@ def _beside_paper(rows: Sequence[Row]) -> Figure:
     formats: dict[str, dict[str, Any]] = {
         ours: {"marker": "o", "linestyle": "-" if several else "", "color": OURS},
         "the paper's number": {"marker": "D", "linestyle": "", "markerfacecolor": "none", "markeredgecolor": PAPER},
-        "ours, labels only with matched steps": {"linestyle": "--", "color": style.BLACK, "linewidth": 0.9},
+        "ours, labels only": {"linestyle": "--", "color": style.BLACK, "linewidth": 0.9},
     }
     canvas.legend(handles=[Line2D([], [], label=name, **fmt) for name, fmt in formats.items()],
                   loc="outside lower left", ncols=3)  # fmt: skip

@@ -48,8 +48,7 @@ DEALT = {"fedmatch": "FedMatch, Batch-NonIID", "dir-dir": "The paper, DIR-DIR"}
 
 _DEFINITIONS = {
     ("fedavg",): "FedAvg* trains on labelled images alone, one pass over them in a round.",
-    ("fedavg-matched",): "FedAvg* with matched steps trains on labelled images alone, with as many local steps as the "
-    "semi-supervised methods.",
+    ("fedavg-matched",): "Labels only trains on them with as many local steps as the semi-supervised methods.",
     ("fedavg-sl", "fedprox-sl"): "Methods with -SL use every training label.",
 }
 _REMARKS = {
@@ -102,7 +101,7 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
         parts += [Text(_definitions(found), "fact")] if place == 0 else []
         beyond = rows.beyond_labels(grid)
         if len(beyond):
-            text = "Points beyond labels-only training with matched steps, on the same seeds"
+            text = "Points beyond labels only, on the same seeds"
             parts += [Text(text + (", with 95 % intervals by Student's t:" if seeds > 1 else ":")), _table(beyond)]
         sections.append(Section(grid.title, parts=parts))
     for heading, lines in rows.unmeasured(found).items():
