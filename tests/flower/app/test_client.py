@@ -102,7 +102,7 @@ def test_a_site_trains_as_the_simulators_client_does(root, method):
 def test_an_answer_holds_means_and_nothing_of_a_single_image(root, federation):
     told = answer(train(federated.grid(root), 11, federation))
     assert told.keys() == {
-        *("site", "client", "round", "pid", "seconds"),
+        *("site", "client", "round", "seconds"),
         *("train.loss", "train.loss_unlabelled", "train.d", "train.weight"),
     }
     assert all(isinstance(value, str | int | float) for value in told.values())

@@ -68,7 +68,6 @@ def test_a_run_is_the_simulators_and_leaves_an_ordinary_folder(root):
     for record in found.metrics:
         sites = record["federation"]["sites"]
         assert {site["site"]: site["node"] for site in sites} == {"north": "11", "south": "12", "west": "13"}
-        assert all(site["pid"] > 0 for site in sites)
         values = record["communication"]["down"] / 4 / 3  # the record counts four bytes a value, fp64 sends eight
         for site in sites:
             assert all(8 * values <= site["bytes"][way] <= 8 * values + 1000 for way in ("down", "up"))
@@ -315,17 +314,18 @@ def test_a_site_that_lies_about_its_images_neither_ends_the_run_nor_owns_the_mea
 
 
 def test_odd_reports_beside_a_proper_update_do_no_harm(root):
-    """Only numbers of known names are recorded, and one site's nonsense does not drown what the others report."""
+    """Only numbers under plain names are recorded, and one site's nonsense does not drown what the others report."""
     nodes = federated.grid(root)
-    nodes.changes[11] = answer_fields(pid=b"bytes", train__loss=math.nan, test__secret=1.0, seconds=[1.0, 2.0])
-    nodes.changes[12] = answer_fields(
-        train__loss=1e308, train__weight=1e29, train__profit=1.0, train__=2.0, seconds=1e29
-    )
+    nodes.changes[11] = answer_fields(train__loss=math.nan, test__secret=1.0, seconds=[1.0, 2.0])
+    own = {f"train__{name}": 1.0 for name in ["", "<b>", *(f"own{n}" for n in range(50))]}
+    nodes.changes[12] = answer_fields(train__loss=1e308, train__weight=1e29, seconds=1e29, **own)
     nodes.changes[13] = answer_fields(seconds=-5.0)
     server = federated.federate(root, nodes, settings=ALL)
     tiny.assert_equal(server.state, simulated(root, settings=ALL).state)
     for record in written(root):
-        assert record["train"].keys() == {"loss", "loss_unlabelled", "d", "weight"}
+        assert record["train"].keys() > {"loss", "loss_unlabelled", "d", "weight"}
+        assert len(record["train"]) == 32
+        assert all(name.isidentifier() for name in record["train"])
         assert 0 < record["train"]["loss"] < 10
         assert 0 <= record["train"]["weight"] <= 1
         assert all("test_of_received_model" not in site for site in record["federation"]["sites"])

@@ -7,7 +7,6 @@ options of `privacy` and `policy`. Training itself is the simulator's own code.
 
 import hashlib
 import math
-import os
 import shutil
 import time
 import traceback
@@ -152,7 +151,6 @@ class Worker:
             "site": site.name,
             "client": site.client,
             "round": task.assignment.round,
-            "pid": os.getpid(),
             "seconds": time.perf_counter() - began,
             "memory": note,
             **_means(result),

@@ -5,16 +5,17 @@ config record. Trained parameters are in the array record `parameters`, one flat
 (`theta`; FedMatch: `sigma`, `psi`, `helper.0`, ...), batch-norm statistics in the array record `statistics`: they
 are no weights, and privacy mods treat them differently. Arrays keep their type, so a round trip is exact.
 
-What leaves a site, and nothing else: its name and its numbers of labelled, unlabelled, unreadable, test and validation
-images; each round the method's upload, the seconds and the process that the work took, and means over all images and
-steps of the round (losses, the weight of pseudo labels, accuracy on the site's own test images and on those that it set
-aside for validation); or, in place of all this, the text of a problem, which names no folder and no file of the site.
-Nothing is told of a single image or step, or of a single class, but for the class counts in ProxyFL's upload.
+What leaves a site, and nothing else: its name and number, how many sites its description has and the description's
+fingerprint, its version of feddure, and its numbers of labelled, unlabelled and unreadable images; each round its name
+and number, the round's, the method's upload, the seconds that the work took, whether what it remembered is lost, and
+means over all images and steps of the round (losses, the weight of pseudo labels, what else a method records), over its
+own test images and those that it set aside for validation (accuracy, of tests the loss, and how many they are); or, in
+place of all this, its name and the text of a problem, which names no folder and no file of the site. Nothing is told of
+a single image or step, or of a single class, but for the class counts in ProxyFL's upload.
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, cast
 
@@ -24,14 +25,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from feddure.errors import RunError
 from feddure.flower.app.sanitize import disclosed, one_line
-from feddure.methods.base import Client, Method, State
+from feddure.methods.base import Client, State
 from feddure.simulation.program import Program
 from feddure.simulation.server import Assignment
 
 PARAMETERS, STATISTICS, TASK, ANSWER = "parameters", "statistics", "task", "answer"
 QUERY, TRAIN = "query", "train"
-MEANS = frozenset({"loss", "loss_unlabelled", "loss_inter_client", "loss_proxy", "weight", "d", "reach"})
-"""Means over a round's steps that the package's own methods report."""
 _MOST_ARRAYS = 1000
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -139,13 +138,6 @@ def find_problem(upload: State, expected: Shapes) -> str:
         if found.dtype != dtype:
             return f"sent '{name}' as {_type(found.dtype)}, expected {_type(dtype)}"
     return ""
-
-
-def accepts_mean(method: Method) -> Callable[[str], bool]:
-    """Whether a site under this method may report a mean of this name; a user's own method may have its own."""
-    if type(method).__module__.startswith("feddure.methods."):
-        return MEANS.__contains__
-    return lambda name: re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is not None
 
 
 def pack_answer(answer: Mapping[str, Any]) -> ConfigRecord:

@@ -33,7 +33,7 @@ from feddure.flower.app.private_files import state_folder
 from feddure.flower.app.sanitize import disclosed, log, one_line
 from feddure.simulation import dp
 
-_PUBLIC = ("site", "client", "round", "pid", "memory")
+_PUBLIC = ("site", "client", "round", "memory")
 _NODE_KEYS = ("dp-noise", "dp-budget", "dp-delta")
 _ROUNDING = 1.01  # of a clipped update that is added to parameters of the network's own precision
 Arrays = dict[str, np.ndarray]

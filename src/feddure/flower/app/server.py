@@ -6,9 +6,11 @@ in its record.
 """
 
 import json
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ _MOST_EMPTY_ROUNDS = 5
 _LARGEST = 1e30  # that a site may report; sums of such numbers stay finite
 _LARGEST_MEAN = 1e6  # of a round's steps: one site must not drown the others' losses
 _MOST_MEANS = 32
+_MEAN = re.compile(r"train\.[A-Za-z][A-Za-z0-9_]{0,39}")
 _TESTS = {"accuracy": 1.0, "loss": _LARGEST, "images": MOST_IMAGES}
 """What a site reports of a test, and the largest that it can be."""
 _KEPT_CHECKPOINTS = 3
@@ -193,7 +196,7 @@ class Rounds:
         if server.method.memory:
             server.memories |= {answer.client: {"round": torch.tensor(server.round)} for answer in used}
         means = [(answer.steps, reports[answer.client]) for answer in used]
-        record["train"] = _combine(means, messages.accepts_mean(server.method))
+        record["train"] = _combine(means)
         record["federation"] = self._describe(assignments, reports, traffic, problems)
         record |= _validation(server.round, means, server.experiment.server.weight_cap)
         if self._options.protection.noise:  # of a site that took part in all rounds
@@ -352,7 +355,7 @@ class Rounds:
         traffic: Mapping[int, Mapping[str, int]],
         problems: Mapping[int, str],
     ) -> dict[str, Any]:
-        """Who took part, on which node and in which process, and what travelled."""
+        """Who took part, on which node, and what travelled."""
         connected, name = self._sites.by_client, self._sites.name
         sites = []
         for client in (assignment.client for assignment in assignments):
@@ -364,7 +367,6 @@ class Rounds:
                 "site": name(client),
                 "client": client,
                 "node": str(connected[client].node) if client in connected else None,
-                "pid": _number(report.get("pid")),
                 "bytes": dict(traffic.get(client, {"down": 0, "up": 0})),
                 "problem": problems.get(client),
                 "memory": one_line(report["memory"]) if "memory" in report else None,
@@ -464,11 +466,11 @@ def _remembered(server: Server) -> dict[int, int]:
     return {client: int(memory["round"]) for client, memory in server.memories.items()}
 
 
-def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]], accepts: Callable[[str], bool]) -> dict[str, float]:
-    """Means over all steps of the round, from those of each client; unknown names do not count."""
+def _combine(reports: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
+    """Means over all steps of the round, from those of each client."""
     found = {}
-    names = dict.fromkeys(key for _, report in reports for key in report if key[:6] == "train." and accepts(key[6:]))
-    for name in list(names)[:_MOST_MEANS]:
+    names = Counter(key for _, report in reports for key in report if _MEAN.fullmatch(key))
+    for name, _ in names.most_common(_MOST_MEANS):  # those of most clients: one client's cannot take their place
         least = 0.0 if name.startswith(("train.loss", "train.weight")) else -_LARGEST_MEAN
         found_of = [(steps, _number(report.get(name), least, _LARGEST_MEAN)) for steps, report in reports]
         parts = [(steps, value) for steps, value in found_of if value is not None]

@@ -10,7 +10,6 @@ when a file's name, size or time of change differs.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -281,10 +280,7 @@ class Site:
             "labelled": len(self.data.labelled),
             "unlabelled": len(self.data.unlabelled),
             "unreadable": len(self.data.unreadable),
-            "tests": len(self.data.dataset.test_images),
-            "validation": len(self.data.validation),
             "version": VERSION,
-            "pid": os.getpid(),
         }
 
 

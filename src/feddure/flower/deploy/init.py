@@ -200,11 +200,10 @@ and no open port.
 
 {key}
 Images, file names and labels stay here. What leaves the site: the model's parameters and batch-norm statistics after
-training on your images; numbers of labelled, unlabelled, test, validation and unreadable images; mean losses and
-times; accuracy on your test and validation images; this site's name, versions and a process number. All of it, and
-what it tells: docs/security.md. The server chooses what is trained and
-for how long, but cannot bring code of its own: this site runs the feddure that you installed. Use an account that can
-read IMAGES and little else all the same.
+training on your images; numbers of labelled, unlabelled and unreadable images; mean losses and times; accuracy on your
+test and validation images, and how many they are; this site's name and version. All of it, and what it tells:
+docs/security.md. The server chooses what is trained and for how long, but cannot bring code of its own: this site runs
+the feddure that you installed. Use an account that can read IMAGES and little else all the same.
 """
 
 
