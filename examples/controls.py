@@ -1,10 +1,10 @@
 """The controls that a sceptic asks for, where options do not suffice: methods and data sets of controls.yaml.
 
-The data sets are made from CIFAR-10 and Fashion-MNIST in the folder that FEDDURE_DATA names (`--data-dir` does not
-reach functions of one's own). Both fix which 5,000 images carry a label, 500 of each class: as many as the paper's.
+Both data sets fix which 5,000 images carry a label, 500 of each class: as many as the paper's.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch.nn.functional as F
@@ -38,9 +38,9 @@ class StrongLabels(FedAvgMatched):
     needs = feddure.Needs(labelled="strong")
 
 
-def noisy_labels() -> feddure.Dataset:
+def noisy_labels(data_dir: Path) -> feddure.Dataset:
     """CIFAR-10 with a wrong class on a fifth of its labelled images; the unlabelled and the test images are as ever."""
-    data = feddure.load_dataset("cifar10")
+    data = feddure.load_dataset("cifar10", data_dir)
     labelled = _first_of_each_class(data, LABELLED)
     wrong = labelled[rng.sample(len(labelled), round(NOISE * len(labelled)), "noisy labels")]
     labels, classes = data.labels.copy(), len(data.classes)
@@ -50,14 +50,14 @@ def noisy_labels() -> feddure.Dataset:
     return replace(data, name="cifar10-noisy", labels=labels, labelled=marked)
 
 
-def fashion_unlabelled() -> feddure.Dataset:
+def fashion_unlabelled(data_dir: Path) -> feddure.Dataset:
     """CIFAR-10's labelled images, and as many of Fashion-MNIST as CIFAR-10 has others, in three channels.
 
     Images of unknown class would be dealt by a single Dirichlet draw, as if they were one class: some clients would own
     thousands, most a handful. So these keep the numbers of their own ten classes, and every client gets exactly as
     many as it gets of CIFAR-10. No method sees the numbers, but `pseudo_accuracy` means nothing here.
     """
-    data, fashion = feddure.load_dataset("cifar10"), feddure.load_dataset("fashion-mnist")
+    data, fashion = (feddure.load_dataset(name, data_dir) for name in ("cifar10", "fashion-mnist"))
     labelled = _first_of_each_class(data, LABELLED)
     others = _first_of_each_class(fashion, len(data.labels) // len(data.classes) - LABELLED)
     margin = (data.shape[0] - fashion.shape[0]) // 2

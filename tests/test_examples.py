@@ -169,13 +169,13 @@ def test_strong_labels_differ_in_the_view_alone(controls, images):
 def small_sources(controls, monkeypatch):
     """A CIFAR-10 of 400 images and a Fashion-MNIST of smaller grey ones; 10 labels of each of the 4 classes."""
     made = {"cifar10": tiny.dataset(size=400, channels=3), "fashion-mnist": tiny.dataset(size=600, side=8)}
-    monkeypatch.setattr(feddure, "load_dataset", made.__getitem__, raising=False)
+    monkeypatch.setattr(feddure, "load_dataset", lambda name, data_dir: made[name], raising=False)
     monkeypatch.setattr(controls, "LABELLED", 10)
     return made["cifar10"]
 
 
 def test_noisy_labels_are_wrong_on_a_fifth_of_the_labelled_images(controls, small_sources):
-    noisy = controls.noisy_labels()
+    noisy = controls.noisy_labels(None)
     assert noisy.labelled.sum() == 40
     wrong = noisy.labels != small_sources.labels
     assert wrong.sum() == 8
@@ -184,7 +184,7 @@ def test_noisy_labels_are_wrong_on_a_fifth_of_the_labelled_images(controls, smal
 
 
 def test_other_images_are_dealt_as_cifars_own(controls, small_sources):
-    other = controls.fashion_unlabelled()
+    other = controls.fashion_unlabelled(None)
     assert other.images.shape == small_sources.images.shape
     assert not other.images[~other.labelled][:, :2].any()  # padded
     options = tiny.experiment({"partition.labels_per_class": None}).partition

@@ -21,6 +21,7 @@ from performance import table
 
 from feddure import experiments
 from feddure.flower.app.ledger import epsilon_of
+from feddure.methods import title
 from feddure.reports import frame, style
 from feddure.reports.frame import by_seed, paired
 from feddure.reports.names import data_size
@@ -40,17 +41,14 @@ IMAGES = ROOT / "docs" / "images"
 
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 METHODS = {"fedavg-matched": "labels only", "fedavg-fixmatch": "FixMatch", "feddure": "FedDure", "fedtutor": "FedTutor"}
-TABLE1 = {
-    "fedavg": "FedAvg*, one pass", "fedavg-matched": "labels only", "fedavg-uda": "FedAvg-UDA",
-    "fedprox-uda": "FedProx-UDA", "fedavg-fixmatch": "FedAvg-FixMatch", "fedprox-fixmatch": "FedProx-FixMatch",
-    "fedmatch": "FedMatch", "feddure": "FedDure", "fedavg-sl": "FedAvg-SL, every label",
-    "fedprox-sl": "FedProx-SL, every label",
-}  # fmt: skip
-TABLE2 = {
-    "fedavg-fixmatch": "Baseline (FixMatch)", "baseline+maml": "Baseline + MAML", "f-reg": "F-reg alone",
-    "avg-f-reg": "F-reg averaged over clients", "c-reg": "C-reg alone", "avg-c-reg": "C-reg averaged over clients",
-    "feddure": "FedDure, both",
-}  # fmt: skip
+TABLE1, TABLE2 = (
+    {method: title(method) for method in methods.split()}
+    for methods in (
+        "fedavg fedavg-matched fedavg-uda fedprox-uda fedavg-fixmatch fedprox-fixmatch fedmatch feddure "
+        "fedavg-sl fedprox-sl",
+        "fedavg-fixmatch baseline+maml f-reg avg-f-reg c-reg avg-c-reg feddure",
+    )
+)
 RELEASED = "d with the released code's sign"
 HALF = "every pseudo label at half weight"
 LAST10, AVERAGED = "accuracy_last10", "averaged"

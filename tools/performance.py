@@ -63,7 +63,7 @@ def plain_loops() -> str:
     lines = [
         (where, str(case["clients"]), span(case["lanes_ms_per_step_of_all"], 2),
          f"{case['plain_ms_per_step_of_all']['median']:.1f}", f"{case['times_as_fast']:.1f}")
-        for ending, where in HARDWARE.items() for case in read(f"round{ending}")["against_plain_loop"]
+        for ending, where in HARDWARE.items() for case in read(f"plain-loop{ending}")["against_plain_loop"]
     ]  # fmt: skip
     return table(("`fedavg-sl` on", "clients", "lanes, ms a step of all", "plain loop, ms", "times as fast"), lines)
 

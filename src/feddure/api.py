@@ -366,7 +366,7 @@ class PartitionView:
         """Draw class × client as bubbles into a .png, .svg or .pdf."""
         from feddure.reports import partition_figure, style
 
-        about = runs.summarise_partition(self.partition, self._dataset)
+        about = partitions.summarise(self.partition, self._dataset)
         style.save(partition_figure.figure(about, self._dataset.name), Path(file))
         return Path(file)
 

@@ -7,9 +7,8 @@ import pytest
 
 from feddure import config
 from feddure.data.dataset import UNKNOWN, Dataset
-from feddure.data.partition import make
+from feddure.data.partition import make, summarise
 from feddure.reports import inline, partition_figure, style
-from feddure.simulation.runs import summarise_partition
 
 
 def dataset(classes=10, per_class=60, unknown=0, sites=()):
@@ -25,7 +24,7 @@ def drawn(data, **fields):
     """A figure's two panels and the counts they must show."""
     options = config.PartitionOptions(**{"clients": 8, "label_fraction": 0.3, "setting": "dir-dir", **fields})
     partition = make(data, options, 0)
-    figure = partition_figure.figure(summarise_partition(partition, data), data.name)
+    figure = partition_figure.figure(summarise(partition, data), data.name)
     style.render(figure, "png", 50)
     panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
     return panels, partition.counts(data.labels, len(data.classes))
@@ -57,7 +56,7 @@ def test_crowds_become_a_heat_map_with_every_client_once(classes, clients):
 def test_unknown_classes_have_a_row_of_their_own():
     data = dataset(classes=3, unknown=40)
     partition = make(data, config.PartitionOptions(clients=5, label_fraction=0.3), 0)
-    names, labelled, unlabelled = partition_figure.class_counts(summarise_partition(partition, data))
+    names, labelled, unlabelled = partition_figure.class_counts(summarise(partition, data))
     assert names[3] == "(unknown)"
     assert labelled[:, 3].sum() == 0
     assert unlabelled[:, 3].sum() == 40

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tiny
-from feddure.simulation import runs
+from feddure.data import partition
 from feddure.tracking import schema
 from feddure.tracking.sites import mean_own_mix, site_accuracies
 
@@ -91,7 +91,7 @@ def test_a_run_records_what_is_needed(method):
     images = tiny.dataset()
     federation = tiny.federation(tiny.experiment({"method": method, "clients_per_round": 4, "rounds": 2}), images)
     metrics = [federation.train_round() for _ in range(2)]
-    found = site_accuracies(metrics[1:], runs.summarise_partition(federation.partition, images))
+    found = site_accuracies(metrics[1:], partition.summarise(federation.partition, images))
     assert [site.client for site in found] == [0, 1, 2, 3]
     server = federation.server
     models = server.method.client_models(server.memories) or dict.fromkeys(

@@ -14,7 +14,7 @@ from rich.table import Table
 from feddure import config, plugins
 from feddure.cli.options import DataDir, expect_writable, make_folder_of
 from feddure.data import sources
-from feddure.data.partition import describe, expect_clients, make
+from feddure.data.partition import describe, expect_clients, make, summarise
 from feddure.errors import ConfigError
 
 CLIENTS = 20
@@ -106,9 +106,8 @@ def partition(
         # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
         from feddure.reports import partition_figure as bubbles
         from feddure.reports import style
-        from feddure.simulation.runs import summarise_partition
 
-        picture = bubbles.figure(summarise_partition(made, images), images.name)
+        picture = bubbles.figure(summarise(made, images), images.name)
         make_folder_of(plot, "--plot")
         style.save(picture, plot)
     if out is not None:

@@ -235,9 +235,8 @@ def external_imbalance(partition: Partition, labels: np.ndarray, classes: int) -
 
 def describe(made: Partition, images: Dataset) -> dict[str, Any]:
     """All there is to know about a partition, as plain values."""
-    classes = len(images.classes)
     clients = []
-    for number, counts in enumerate(zip(*made.counts(images.labels, classes), strict=True)):
+    for number, counts in enumerate(zip(*made.counts(images.labels, len(images.classes)), strict=True)):
         client: dict[str, Any] = {"client": number}
         if made.parameters["setting"] == "sites":
             client["site"] = images.sites[number]
@@ -249,6 +248,23 @@ def describe(made: Partition, images: Dataset) -> dict[str, Any]:
             # Among images of unknown class nobody can say what is absent.
             client[f"absent_{kind}"] = absent if row.sum() == size else None
         clients.append(client)
+    return _about(made, images) | {"clients": clients}
+
+
+def summarise(made: Partition, images: Dataset) -> dict[str, Any]:
+    """A partition as counts: what a run keeps of it, and reports draw."""
+    labelled, unlabelled = made.counts(images.labels, len(images.classes))
+    return _about(made, images) | {
+        "labelled": labelled.tolist(),
+        "unlabelled": unlabelled.tolist(),
+        "validation": len(made.validation),
+        "unknown": [int((images.labels[indices] == UNKNOWN).sum()) for indices in made.unlabelled],
+        "sites": list(images.sites) if made.parameters["setting"] == "sites" else [],
+    }
+
+
+def _about(made: Partition, images: Dataset) -> dict[str, Any]:
+    classes = len(images.classes)
     return {
         "parameters": made.parameters,
         "sha256": made.sha256,
@@ -256,7 +272,6 @@ def describe(made: Partition, images: Dataset) -> dict[str, Any]:
         "external_imbalance": external_imbalance(made, images.labels, classes),
         "repairs": [repair._asdict() for repair in made.repairs],
         "classes": list(images.classes),
-        "clients": clients,
     }
 
 

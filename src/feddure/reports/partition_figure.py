@@ -31,7 +31,7 @@ _COLOURS, _MAPS = (style.LABELLED, style.UNLABELLED), (style.LABELLED_MAP, style
 
 
 def figure(about: Record, dataset: str) -> Figure:
-    """Class × client, labelled and unlabelled, of what a run keeps of its partition (`summarise_partition`)."""
+    """Class × client, labelled and unlabelled, of what a run keeps of its partition (`data.partition.summarise`)."""
     names, *panels = class_counts(about)
     clients = len(panels[0])
     crowded = clients > MOST_CLIENTS or len(names) > MOST_CLASSES

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from feddure import experiments, methods, plugins, pretrained
 from feddure import nn as networks
-from feddure.data.sources import folder as folder_source
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
+from feddure.data.sources.own import options_of
 from feddure.errors import ConfigError, DataError, RunError, first_line
 from feddure.nn.network import Network
 from feddure.simulation import checkpoint, runs
@@ -84,10 +84,10 @@ class Description(BaseModel):
             header: dict[str, Any] = json.loads(text or "{}")
             if "experiment" in header:
                 side, _, channels = header["shape"]
-                depth = folder_source.depth_of(header["experiment"]["dataset"])
+                depth = options_of(header["experiment"]["dataset"]).depth
                 header |= {"model": header["experiment"]["model"], "size": side, "channels": channels, "depth": depth}
             return Description.model_validate(header)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (DataError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise _not_ours(where) from None
 
 

@@ -30,7 +30,7 @@ from feddure.methods.validation import check_memory
 from feddure.simulation.program import Program
 
 AUTO_LANES = 20
-"""Lanes on a GPU when nobody says: more than this gained nothing (docs/performance.md)."""
+"""Lanes on a GPU when nobody says: more than five hardly gained anything (results/lanes.json)."""
 
 _TRAINED, _LABELLED = 20_000, 1_300
 """Bytes a pixel of images that a step trains on, and of those that a frozen model labels, with ResNet-9."""

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors.torch import save
@@ -19,7 +18,7 @@ from safetensors.torch import save
 from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data import partition as partitions
-from feddure.data.dataset import UNKNOWN, Dataset
+from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError, first_line
 from feddure.files import expect_free, is_text, readable, write_json, write_whole
@@ -161,25 +160,6 @@ def config_to_resume(folder: Path | None) -> Path:
     return folder / records.CONFIG
 
 
-def summarise_partition(partition: Partition, dataset: Dataset) -> dict[str, Any]:
-    """A partition as counts: what reports draw."""
-    classes = len(dataset.classes)
-    labelled, unlabelled = partition.counts(dataset.labels, classes)
-    return {
-        "classes": list(dataset.classes),
-        "labelled": labelled.tolist(),
-        "unlabelled": unlabelled.tolist(),
-        "validation": len(partition.validation),
-        "unknown": [int((dataset.labels[indices] == UNKNOWN).sum()) for indices in partition.unlabelled],
-        "sites": list(dataset.sites) if partition.parameters["setting"] == "sites" else [],
-        "internal_imbalance": partitions.internal_imbalance(partition, dataset.labels, classes),
-        "external_imbalance": partitions.external_imbalance(partition, dataset.labels, classes),
-        "sha256": partition.sha256,
-        "parameters": partition.parameters,
-        "repairs": [repair._asdict() for repair in partition.repairs],
-    }
-
-
 class _OnDisk(Observer):
     """What writes a run's files; a full disk ends the run with a message, and the last checkpoint stays."""
 
@@ -307,7 +287,7 @@ def _write_start(federation: Federation, folder: Path) -> None:
     if not (folder / PARTITION_FILE).exists():
         federation.partition.save(folder / PARTITION_FILE)
     if not (folder / records.PARTITION).exists():
-        write_json(folder / records.PARTITION, summarise_partition(federation.partition, federation.dataset), RunError)
+        write_json(folder / records.PARTITION, partitions.summarise(federation.partition, federation.dataset), RunError)
     own = federation.experiment.own_code()
     about = environment.describe() | {"device": str(federation.engine.device)} | ({"own_code": own} if own else {})
     write_json(folder / records.ENVIRONMENT, about, RunError)

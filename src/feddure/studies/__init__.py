@@ -1,1 +1,1 @@
-"""The paper's tables, figures and theorems, with the paper's numbers or claims beside what was measured."""
+"""What is measured with many runs: comparisons, sweeps, and the paper's tables, figures and theorems."""

@@ -140,17 +140,11 @@ class PlainLog(_Speed):
 class SideBySide:
     """The rounds of runs that several processes train, together: a bar on a terminal, else a line every ten seconds."""
 
-    def __init__(
-        self,
-        rounds: Mapping[Path, int],
-        processes: int,
-        console: Console | None = None,
-        clock: Clock = time.monotonic,
-    ):
-        self._rounds, self._console, self._clock = rounds, console or Console(stderr=True), clock
+    def __init__(self, rounds: Mapping[Path, int], processes: int):
+        self._rounds, self._console = rounds, Console(stderr=True)
         self._title = f"{len(rounds)} runs, {processes} at a time"
         self._total = sum(rounds.values())
-        self._began, self._before = clock(), self._done()
+        self._began, self._before = time.monotonic(), self._done()
         self._next_look, self._next_line = self._began, self._began + _SECONDS_BETWEEN_LINES
         self._bars: Bars | None = None
         if _shows_bars(self._console):
@@ -161,7 +155,7 @@ class SideBySide:
 
     def look(self) -> None:
         """Show how far they are, at most once a second."""
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + 1

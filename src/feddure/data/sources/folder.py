@@ -6,13 +6,12 @@ and standard deviation are measured on the training images.
 
 import statistics
 from collections import Counter
-from urllib.parse import parse_qsl
 
 import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
 from feddure.data.sources import npz
-from feddure.data.sources.images import FULL_DEPTH, decode, headers
+from feddure.data.sources.images import decode, headers
 from feddure.data.sources.layouts import EXPECTED, File, is_table, look
 from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged, shown
 from feddure.errors import DataError
@@ -67,12 +66,6 @@ def shorter_side(where: str) -> tuple[int, set[str]] | None:
         return None
     found = list(headers(file.path for file in look(path).files))
     return (round(statistics.median(min(size) for size, _ in found)), {mode for _, mode in found}) if found else None
-
-
-def depth_of(name: str) -> int:
-    """The bits of grey values in 16-bit files that a data set's name states."""
-    query = name.partition("?")[2] if name.startswith("folder:") else ""
-    return int(dict(parse_qsl(query)).get("depth", FULL_DEPTH))
 
 
 def _assemble(

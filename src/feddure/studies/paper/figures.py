@@ -35,7 +35,6 @@ _AXES = {
 }
 _KINDS = {
     "fedavg": "FedAvg*: one pass over labelled images",
-    REFERENCE: "Labels only",
     "fedavg-sl": "FedAvg-SL: fully supervised",
     "fedprox-sl": "FedProx-SL: fully supervised",
 }

@@ -268,12 +268,12 @@ def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 # What trains nothing.
 
 
-def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path:
+def write_partitions(folder: Path, dataset: Dataset) -> Path:
     """Deal a data set as FedMatch and the paper do; writes counts, figure and page, and returns the page."""
     classes = len(dataset.classes)
     dealt, counted, lines = {}, [], []
     for setting, title in DEALT.items():
-        changes = {"partition.setting": setting, "partition.clients": clients, "clients_per_round": 1}
+        changes = {"partition.setting": setting, "partition.clients": 100, "clients_per_round": 1}
         partition = dealt[title] = make(dataset, experiments.load(changes=changes).partition, seed=0)
         measures = (measure(partition, dataset.labels, classes) for measure in (internal_imbalance, external_imbalance))
         imbalances = [f"{found or 0.0:.2f}" for found in measures]
@@ -285,7 +285,7 @@ def write_partitions(folder: Path, dataset: Dataset, clients: int = 100) -> Path
             )
     columns = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
     lead = (
-        f"{display_name(dataset.name)} dealt to {clients} clients with seed 0. Internal imbalance compares a client's "
+        f"{display_name(dataset.name)} dealt to 100 clients with seed 0. Internal imbalance compares a client's "
         "labelled with its unlabelled images, external imbalance compares clients by all their images; 0 is none, 1 "
         "the most. Both are of a whole setting."
     )

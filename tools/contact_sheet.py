@@ -1,6 +1,6 @@
 """Draw docs/images/augmentation.png: CIFAR-10 images beside their weak and strong augmentations.
 
-python docs/make_contact_sheet.py --data-dir DATA
+python tools/contact_sheet.py --data-dir DATA
 """
 
 import argparse
@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 ROWS = 6
 WEAK, STRONG = 4, 8
-SHEET = Path(__file__).parent / "images" / "augmentation.png"
+SHEET = Path(__file__).parents[1] / "docs" / "images" / "augmentation.png"
 
 
 def main() -> None:
@@ -46,9 +46,9 @@ def views(images: np.ndarray, count: int, kind: str) -> np.ndarray:
     words = augment.WEAK_BITS if kind == "weak" else augment.STRONG_BITS
     raw = rng.bits(len(many) * words, 0, "contact-sheet", kind).reshape(len(many), words)
     if kind == "weak":
-        result = augment.weak_uint8(many, augment.weak_decisions(raw, side))
+        result = augment.weak(many, augment.weak_decisions(raw, side))
     else:
-        result = augment.strong_uint8(many, augment.strong_decisions(raw, side))
+        result = augment.strong(many, augment.strong_decisions(raw, side))
     return result.view(len(images), count, *images.shape[1:]).numpy()
 
 

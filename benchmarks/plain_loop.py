@@ -1,6 +1,6 @@
 """Time local training of a round: clients in lanes against a plain PyTorch loop, client after client, in one run.
 
-    python benchmarks/round.py --json results/round.json
+    python benchmarks/plain_loop.py --json results/plain-loop.json
 
 `fedavg-sl` (one labelled batch of 10 a step) on ResNet-9 at 3×32×32. The plain loop is what one would write by hand:
 a module in channels-last memory, autocast to the same precision, fused Adam, the same images on the device. Compilation
@@ -26,7 +26,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     clients = [int(n) for n in options.clients.split(",")] if options.clients else [5, 20] if cuda else [2]
     dataset = noise_images()
-    report: dict = {"benchmark": "round", "method": "fedavg-sl", "model": options.model, "steps": options.steps}
+    report: dict = {"benchmark": "plain-loop", "method": "fedavg-sl", "model": options.model, "steps": options.steps}
     report["against_plain_loop"] = []
     for number in clients:
         experiment = load("fedavg-sl", model=options.model, engine__lanes=number if cuda else 1)
