@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -72,6 +73,14 @@ def memory() -> int:
         with suppress(OSError, ValueError):  # "max" is none
             found = min(found, int(limit.read_text()))
     return found
+
+
+def began_at(pid: Any) -> float | None:
+    """When a living process began; its number may have been another's before. None where it has ended."""
+    with suppress(psutil.Error, ValueError, OverflowError):
+        process = psutil.Process(pid) if isinstance(pid, int) else None
+        return process.create_time() if process and process.status() != psutil.STATUS_ZOMBIE else None
+    return None
 
 
 def keep_freed_memory() -> None:

@@ -114,7 +114,7 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     assert (place, resume) == (tmp_path / "trees" / "runs" / "fedavg", False)
     found = run_config.read(options | DESCRIBED)
     assert (found.experiment.method, found.experiment.rounds, found.experiment.model) == ("fedavg", 3, "cnn")
-    assert (found.experiment.options, found.protection.clipping_norm) == ({"a": 1}, 1.5)
+    assert (found.experiment.options, found.protection.clip_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
 
     with pytest.raises(RunError, match="enough"):

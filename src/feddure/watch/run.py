@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
+from feddure.environment import began_at
 from feddure.files import Tail, parse_yaml, read_regular, readable
 from feddure.reports import style
 from feddure.tracking import records, schema
@@ -179,14 +179,6 @@ def is_held(folder: Path) -> bool:
         return False
     began = began_at(pid)
     return began is not None and began <= changed(path) + 2
-
-
-def began_at(pid: Any) -> float | None:
-    """When a process began that lives; its number may have been another's before."""
-    with suppress(psutil.Error, ValueError, OverflowError):
-        process = psutil.Process(pid) if isinstance(pid, int) else None
-        return process.create_time() if process and process.status() != psutil.STATUS_ZOMBIE else None
-    return None
 
 
 # --- files of strangers --------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def answer(reply):
 
 @pytest.mark.parametrize("broken", ["audit.jsonl", "privacy.jsonl"])
 def test_an_accident_outside_the_training_tells_no_path(root, federation, broken):
-    nodes = federated.grid(root, **{"dp-noise": 4.0, "clipping-norm": 1.0} if broken == "privacy.jsonl" else {})
+    nodes = federated.grid(root, **{"dp-noise": 4.0, "clip-norm": 1.0} if broken == "privacy.jsonl" else {})
     (root / "state" / "north" / broken).mkdir(parents=True)
     told = str(answer(train(nodes, 11, federation)))
     assert "problem" in told

@@ -57,7 +57,7 @@ def first_record(root):
 @pytest.mark.parametrize("method", ["feddure", "fedmatch", "avg-f-reg"])
 def test_updates_are_clipped_and_statistics_are_not(root, method):
     settings = federated.SETTINGS + " fedmatch.helper_every=1"
-    norms, statistics = updates(root, settings, method=method, clipping_norm=0.01)
+    norms, statistics = updates(root, settings, method=method, clip_norm=0.01)
     assert norms == pytest.approx([0.01, 0.01], rel=1e-6)
     assert all(not torch.equal(sent, got) for sent, got in statistics)
     assert first_record(root)["left_out"] == []
@@ -82,7 +82,7 @@ def test_clipping_is_flowers_own(scale):
 
 
 def test_noise_has_the_stated_deviation_and_what_it_does_not_cover_is_withheld(root):
-    norms, _ = updates(root, clipping_norm=0.01, dp_noise=3.0)
+    norms, _ = updates(root, clip_norm=0.01, dp_noise=3.0)
     record = first_record(root)
     values = record["communication"]["up"] / 4 / 2
     assert norms == pytest.approx([3.0 * 0.01 * values**0.5] * 2, rel=0.05)
@@ -100,8 +100,8 @@ def test_noise_is_normal_new_each_time_and_on_a_grid():
 
 
 def test_privacy_refuses_batch_norm_statistics(root):
-    with pytest.raises(ConfigError, match="batch-norm statistics cannot be made private; add norm=group"):
-        updates(root, federated.SETTINGS, clipping_norm=0.01, dp_noise=1.0)
+    with pytest.raises(ConfigError, match="batch-norm statistics cannot be made private; add --set norm=group"):
+        updates(root, federated.SETTINGS, clip_norm=0.01, dp_noise=1.0)
 
 
 def test_the_simulators_noise_is_none_of_a_federations(root):
@@ -113,21 +113,21 @@ def test_the_simulators_noise_is_none_of_a_federations(root):
 @pytest.mark.parametrize(
     ("asked", "node", "expected"),
     [
-        ({"clipping_norm": 1.0}, {}, Protection(1.0)),
-        ({"clipping_norm": 1.0}, {"dp-noise": 0.5, "dp-delta": 1e-7}, Protection(1.0, 0.5, 0.0, 1e-7)),
-        ({"clipping_norm": 9.0, "dp_noise": 0.1}, {"clipping-norm": 2.0, "dp-noise": 0.5}, Protection(2.0, 0.5)),
-        ({"clipping_norm": 1.0, "dp_noise": 7.0}, {"clipping-norm": 2.0, "dp-noise": 0.5}, Protection(1.0, 7.0)),
-        ({"clipping_norm": math.nan, "dp_noise": math.nan}, {"clipping-norm": 2.0, "dp-noise": 0.5}, None),
-        ({"clipping_norm": 5e-324}, {"clipping-norm": 2.0}, None),  # where squares are 0 every norm is
-        ({"clipping_norm": -1.0}, {"clipping-norm": 2.0}, None),
-        ({"clipping_norm": 1.0, "dp_noise": 1e-9}, {}, None),
+        ({"clip_norm": 1.0}, {}, Protection(1.0)),
+        ({"clip_norm": 1.0}, {"dp-noise": 0.5, "dp-delta": 1e-7}, Protection(1.0, 0.5, 0.0, 1e-7)),
+        ({"clip_norm": 9.0, "dp_noise": 0.1}, {"clip-norm": 2.0, "dp-noise": 0.5}, Protection(2.0, 0.5)),
+        ({"clip_norm": 1.0, "dp_noise": 7.0}, {"clip-norm": 2.0, "dp-noise": 0.5}, Protection(1.0, 7.0)),
+        ({"clip_norm": math.nan, "dp_noise": math.nan}, {"clip-norm": 2.0, "dp-noise": 0.5}, None),
+        ({"clip_norm": 5e-324}, {"clip-norm": 2.0}, None),  # where squares are 0 every norm is
+        ({"clip_norm": -1.0}, {"clip-norm": 2.0}, None),
+        ({"clip_norm": 1.0, "dp_noise": 1e-9}, {}, None),
         ({"dp_noise": 0.5}, {}, None),
-        ({"dp_noise": math.inf}, {"clipping-norm": 2.0}, None),
-        ({}, {"clipping-norm": math.nan}, None),
-        ({}, {"clipping-norm": 1.0, "dp-noise": -1.0}, None),
-        ({}, {"clipping-norm": 1.0, "dp-epsilon": 1.0}, None),  # an option that would be passed over in silence
-        ({}, {"clipping-norm": 1.0, "dp-noise": 1.0, "dp-delta": 0}, None),
-        ({"experiment": "rounds: -1"}, {"clipping-norm": 1.0, "dp-budget": 1.0}, None),
+        ({"dp_noise": math.inf}, {"clip-norm": 2.0}, None),
+        ({}, {"clip-norm": math.nan}, None),
+        ({}, {"clip-norm": 1.0, "dp-noise": -1.0}, None),
+        ({}, {"clip-norm": 1.0, "dp-epsilon": 1.0}, None),  # an option that would be passed over in silence
+        ({}, {"clip-norm": 1.0, "dp-noise": 1.0, "dp-delta": 0}, None),
+        ({"experiment": "rounds: -1"}, {"clip-norm": 1.0, "dp-budget": 1.0}, None),
     ],
 )
 def test_what_a_site_does_for_what_run_and_node_want(asked, node, expected):
@@ -140,23 +140,23 @@ def test_what_a_site_does_for_what_run_and_node_want(asked, node, expected):
 
 @pytest.mark.parametrize("rounds", [1, 50])
 def test_noise_from_a_budget_lets_a_run_finish_and_not_much_more(rounds):
-    found = Protection.of({"experiment": f"rounds: {rounds}"}, {"clipping-norm": 1.0, "dp-budget": 4.0})
+    found = Protection.of({"experiment": f"rounds: {rounds}"}, {"clip-norm": 1.0, "dp-budget": 4.0})
     assert 3.99 < privacy.dp.epsilon([(found.noise / 2, 1.0, rounds)], 1e-5) <= 4.0
     asked = {"experiment": f"rounds: {rounds}", "dp_noise": 0.01}
-    assert Protection.of(asked, {"clipping-norm": 1.0, "dp-budget": 4.0}) == found
+    assert Protection.of(asked, {"clip-norm": 1.0, "dp-budget": 4.0}) == found
 
 
 def test_a_node_can_be_stricter_than_the_run(root):
-    norms, _ = updates(root, node={"clipping-norm": 0.001}, clipping_norm=0.01)
+    norms, _ = updates(root, node={"clip-norm": 0.001}, clip_norm=0.01)
     assert norms == pytest.approx([0.001, 0.001], rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("node", "problem"),
     [
-        ({"clipping-norm": 0.01, "dp-noise": 1.0}, "use a network without them (norm=group)"),
-        ({"dp-noise": 0.5}, "without a clipping norm"),
-        ({"clipping-norm": "/home/jane-doe"}, "is not a number"),
+        ({"clip-norm": 0.01, "dp-noise": 1.0}, "start the run with --set norm=group"),
+        ({"dp-noise": 0.5}, "without clip-norm"),
+        ({"clip-norm": "/home/jane-doe"}, "is not a number"),
     ],
 )
 def test_what_a_node_cannot_protect_it_does_not_send(root, node, problem):
@@ -200,8 +200,8 @@ def attack(served, tmp_path):
     return send
 
 
-CLIPPED = {"clipping-norm": 0.01}
-NOISY = {"clipping-norm": 0.01, "dp-noise": 1.0}
+CLIPPED = {"clip-norm": 0.01}
+NOISY = {"clip-norm": 0.01, "dp-noise": 1.0}
 
 
 def problem(content):
@@ -297,7 +297,7 @@ def test_a_run_without_noise_at_a_site_that_kept_a_ledger(attack):
 
 
 def test_a_budget_ends_a_sites_part_and_the_server_is_told(attack, capsys, tmp_path):
-    node = {"clipping-norm": 0.01, "dp-noise": 4.0, "dp-budget": 4.0}
+    node = {"clip-norm": 0.01, "dp-noise": 4.0, "dp-budget": 4.0}
     answers = 0
     while PARAMETERS in (content := attack(node=node)).array_records:  # the same round again and again
         answers += 1

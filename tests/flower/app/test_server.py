@@ -458,7 +458,7 @@ def test_a_batch_too_large_for_anybody_asks_for_a_number(root):
         return reply
 
     nodes.changes = dict.fromkeys((12, 13), claim)
-    with pytest.raises(ConfigError, match="add unlabelled_batch=N"):
+    with pytest.raises(ConfigError, match="add --set unlabelled_batch=N"):
         federated.federate(root, nodes, settings=AUTO)
     assert not (root / "run").exists()
 

@@ -14,6 +14,7 @@ from flwr.supernode.runtime import run_clientapp
 
 from feddure.errors import RunError
 from feddure.flower.app import CLIENT_APP
+from feddure.flower.app.run_config import write_app
 from feddure.flower.deploy import allowlist
 from feddure.flower.deploy.allowlist import ForeignCode, check_app
 
@@ -26,8 +27,9 @@ def naming(component, publisher="feddure", name="feddure-federation", version="0
     )
 
 
-def test_the_app_that_init_writes_passes(made):
-    check_app(build_fab_from_disk(made.app))
+def test_the_app_that_a_run_writes_passes(tmp_path, agreed):
+    write_app(tmp_path, agreed)
+    check_app(build_fab_from_disk(tmp_path))
 
 
 def test_flower_installs_apps_where_the_allowlist_looks(monkeypatch, capsys):

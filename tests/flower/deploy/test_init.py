@@ -71,7 +71,6 @@ def test_sites_and_server_agree(made, agreed):
         assert bundle.authority.read_bytes() == made.authority.read_bytes()
         known = certificates.read_public_key(made.public_key(site))
         assert certificates.read_private_key(bundle.key).public_key() == known
-    assert (made.app / "pyproject.toml").exists()
 
 
 def test_a_site_may_keep_its_private_key(tmp_path, agreed):
@@ -97,10 +96,10 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path, agreed):
 
 def test_nothing_is_left_of_an_init_that_fails(tmp_path, agreed, monkeypatch):
     def fail(*_):
-        raise ConfigError("no app today")
+        raise ConfigError("no bundle today")
 
-    monkeypatch.setattr("feddure.flower.app.run_config.write_app", fail)
-    with pytest.raises(ConfigError, match="no app today"):
+    monkeypatch.setattr("feddure.flower.deploy.init.write_bundle", fail)
+    with pytest.raises(ConfigError, match="no bundle today"):
         initialise(tmp_path / "fed", agreed)
     assert list(tmp_path.iterdir()) == []
 

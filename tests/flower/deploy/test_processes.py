@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from feddure.environment import began_at
 from feddure.errors import RunError
 from feddure.flower.deploy import processes
 from feddure.flower.deploy.processes import (
     Process,
     ProcessGroup,
     Terminated,
-    began,
     terminating_on_signals,
     wait_until,
 )
@@ -197,7 +197,7 @@ def test_a_damaged_pidfile_or_a_number_of_another_process_names_nobody(tmp_path)
 
 # --- kills ------------------------------------------------------------------------------------------------
 def gone(pid):
-    return began(pid) is None
+    return began_at(pid) is None
 
 
 @pytest.mark.parametrize("killed", [False, True])

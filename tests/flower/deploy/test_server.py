@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from feddure.environment import began_at
 from feddure.errors import RunError
 from feddure.flower.app import audit
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.deploy import certificates, server
 from feddure.flower.deploy.certificates import CertificateError
 from feddure.flower.deploy.layout import ServerFolder, Settings, read_settings, write_settings
-from feddure.flower.deploy.processes import began, free_port
+from feddure.flower.deploy.processes import free_port
 from feddure.flower.deploy.proxy import NOT_ITS_OWN, Request
 from feddure.flower.deploy.server import SuperExec
 from waiting import until
@@ -95,7 +96,7 @@ def test_a_server_key_that_others_can_read_is_refused(own):
 
 def test_a_server_that_runs_already_is_named(own):
     parent = os.getppid()
-    own.pidfile.write_text(json.dumps([{"pid": parent, "name": "feddure", "began": began(parent)}]))
+    own.pidfile.write_text(json.dumps([{"pid": parent, "name": "feddure", "began": began_at(parent)}]))
     with pytest.raises(RunError, match=f"the server of {own.root} runs on this machine already.*`kill {parent}`"):
         start(own)
 

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 from flwr.common.config import parse_config_args
 
+from feddure.environment import began_at
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app.policy import Answers
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, site
 from feddure.flower.deploy.check import Reachability
 from feddure.flower.deploy.layout import Bundle, Connection
-from feddure.flower.deploy.processes import ProcessGroup, began
+from feddure.flower.deploy.processes import ProcessGroup
 from feddure.flower.deploy.site import LogFilter
 
 ELSEWHERE = (
@@ -106,7 +107,7 @@ def north(own, images, monkeypatch):
 def test_a_supernode_knows_the_authority_its_key_and_its_images():
     bundle, way = Bundle(Path("/north")), Connection("north", "fed.example.org", 9092)
     images = ImageFolder(Path("/my images"), 12)
-    command = site.supernode_command(bundle, way, images, 4000, {"device": "cpu", "clipping-norm": 1.5})
+    command = site.supernode_command(bundle, way, images, 4000, {"device": "cpu", "clip-norm": 1.5})
     given = dict(itertools.pairwise(command))
     assert given["--superlink"] == "fed.example.org:9092"
     assert given["--root-certificates"] == "/north/ca.crt"
@@ -120,7 +121,7 @@ def test_a_supernode_knows_the_authority_its_key_and_its_images():
         "description": "/north/federation.yaml",
         "depth": 12,
         "device": "cpu",
-        "clipping-norm": 1.5,
+        "clip-norm": 1.5,
     }
 
 
@@ -161,8 +162,8 @@ def test_a_supernode_does_not_stay_without_a_superexec(north):
         ("ok", {}, 0o644, None, "chmod 600"),
         ("ok", {}, 0o600, str(Path(sys.executable).parent), "feddure's own is not what would be started"),
         ("ok", {"device": "cud"}, 0o600, None, "engine.device: 'cud' was given"),
-        ("ok", {"dp-noise": 0.5}, 0o600, None, "without a clipping norm"),
-        ("ok", {"clipping-norm": -1.0}, 0o600, None, "clipping norm: -1.0 was given"),
+        ("ok", {"dp-noise": 0.5}, 0o600, None, "without clip-norm"),
+        ("ok", {"clip-norm": -1.0}, 0o600, None, "clip-norm: -1.0 was given"),
     ],
 )
 def test_what_keeps_a_site_from_starting(north, outcome, options, mode, path, problem):
@@ -182,7 +183,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(north):
 def test_a_site_is_not_started_twice_on_a_machine(north):
     north.bundle.state.mkdir()
     parent = os.getppid()
-    noted = [{"pid": parent, "name": "feddure", "began": began(parent)}]
+    noted = [{"pid": parent, "name": "feddure", "began": began_at(parent)}]
     north.bundle.pidfile.write_text(json.dumps(noted))
     assert f"`kill {parent}`" in north.join()
     assert north.started == []

@@ -12,7 +12,7 @@ import typer
 
 from feddure.cli.federate import sites as site_commands
 from feddure.cli.federate.sites import Folder, SiteName, server_folder
-from feddure.cli.options import Init, Sets
+from feddure.cli.options import Init, Sets, names
 from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
 
@@ -71,7 +71,7 @@ def init(
         int, typer.Option("--control-port", help="Port of the SuperLink on the server's loopback address.")
     ] = 9093,
 ) -> None:
-    """Make a federation: certificates, keys, a bundle for each site and the Flower app.
+    """Make a federation: certificates, keys and a bundle for each site.
 
     Examples:
 
@@ -89,12 +89,12 @@ def init(
     host, port = split_address(server_address, initialise.PORT)
     tree = {
         "name": name or folder.resolve().name,
-        "classes": _names(classes),
+        "classes": names("--classes", classes),
         "size": size,
         "channels": channels,
         "mean": _numbers("--mean", mean) or [0.5] * channels,
         "std": _numbers("--std", std) or [0.25] * channels,
-        "sites": _names(sites),
+        "sites": names("--sites", sites),
         "server": {"host": host, "port": port},
         "timeout_seconds": timeout,
     }
@@ -208,7 +208,7 @@ def site(
     from feddure.flower.deploy.layout import find_bundle
 
     bundle = find_bundle(folder.resolve(), name)
-    wanted = {"device": device, "clipping-norm": clip_norm}
+    wanted = {"device": device, "clip-norm": clip_norm}
     wanted |= {"dp-noise": dp_noise, "dp-budget": dp_budget, "dp-delta": dp_delta}
     options = {key: value for key, value in wanted.items() if value is not None}
     images = ImageFolder.parse(data, "--data")
@@ -273,7 +273,7 @@ def run(
         int | None,
         typer.Option("--minimum-sites", min=1, help="Sites to start and go on with; default: all, then any."),
     ] = None,
-    wait: Annotated[float | None, typer.Option("--wait", help="Seconds to wait for them; default: 600.")] = None,
+    wait: Annotated[float | None, typer.Option("--wait", min=0, help="Seconds to wait for them; default: 600.")] = None,
     clip_norm: ClipNorm = None,
     dp_noise: Noise = None,
 ) -> None:
@@ -314,11 +314,11 @@ def run(
         "test-folder": str(ImageFolder.parse(test, "--test").resolve()) if test is not None else None,
         "minimum-sites": minimum_sites,
         "wait-seconds": wait,
-        "clipping-norm": clip_norm,
+        "clip-norm": clip_norm,
         "dp-noise": dp_noise,
     }
     options = {key: value for key, value in given.items() if value is not None}
-    run_folder = out or runs.default_run_folder(federation, method or experiments.load(preset).method)
+    run_folder = out or experiments.new_folder(method or experiments.load(preset).method, federation.runs)
     _show(f"run folder: {run_folder}")
     _until_terminated(
         lambda: show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
@@ -427,10 +427,6 @@ def _show(line: str) -> None:
 
     plain_console().print(printable(line, 20_000))
     sys.stdout.flush()
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _numbers(option: str, text: str | None) -> list[float]:

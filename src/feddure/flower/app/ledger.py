@@ -104,7 +104,7 @@ class Ledger:
 
 
 def epsilon_of(updates: Mapping[float, int], delta: float) -> float:
-    """What a site's updates cost together: how many there were of each noise, in units of the clipping norm.
+    """What a site's updates cost together: how many there were of each noise, in units of clip-norm.
 
     All other images in place of the site's own move a clipped update by up to twice the norm, hence z / 2.
     """

@@ -45,7 +45,7 @@ class Task:
     remembered_round: int  # the last round whose update of this site the server used; 0 for none
     checkpointed_round: int  # the same as of the server's last checkpoint, to which it may go back
     evaluate: bool = False  # also test the received model on the site's own test and validation images
-    clipping_norm: float = 0.0
+    clip_norm: float = 0.0
     dp_noise: float = 0.0
     audit: str = ""  # hash of the last entry in the server's audit log, for the site's own
     notice: str = ""  # what else the person at the site should know

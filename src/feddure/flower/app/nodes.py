@@ -229,9 +229,7 @@ class ConnectedSites:
                 log(f"waiting for sites: {state}")
                 reminder = now + _REMIND_SECONDS
             if now > deadline:
-                raise RunError(
-                    f"waited {seconds:g} seconds, but {state}; start the others, then go on with resume=true"
-                )
+                raise RunError(f"waited {seconds:g} seconds, but {state}; start the others, then go on with --resume")
             time.sleep(_UPDATE_SECONDS)
 
     def wait_for_any(self, clients: Sequence[int], seconds: float) -> bool:

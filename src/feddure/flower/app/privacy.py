@@ -1,7 +1,7 @@
 """Clipping and local differential privacy of a site's updates, at the site.
 
 An update is the difference between the parameters that a client sends and those it received, over all of them
-together. `clipping-norm` C bounds its Euclidean norm; `dp-noise` z also adds N(0, (z C)²) to every parameter. The run
+together. `clip-norm` C bounds its Euclidean norm; `dp-noise` z also adds N(0, (z C)²) to every parameter. The run
 or the node may ask for either, and the stricter value counts, so a server cannot weaken what the site wants.
 
 *The unit is the site*: two worlds are neighbours where the site has any other images in place of all its own. That
@@ -13,7 +13,7 @@ together, and with `dp-budget` stops there; without `dp-noise` the noise is such
 
 Batch-norm statistics are no part of the update. Under clipping alone they are sent as they are. Noise would make
 variances negative, and without noise nothing would be private, so differential privacy refuses networks that have
-them (use `norm=group`); it also withholds losses, accuracies and times. Numbers of images are told as they are.
+them (use `--set norm=group`); it also withholds losses, accuracies and times. Numbers of images are told as they are.
 """
 
 import os
@@ -43,18 +43,18 @@ Arrays = dict[str, np.ndarray]
 class Protection:
     """What is done to an update before it leaves the site; 0 means off."""
 
-    clipping_norm: float = 0.0
+    clip_norm: float = 0.0
     noise: float = 0.0
     budget: float = 0.0
     delta: float = dp.DELTA
 
     def __post_init__(self) -> None:
         # Far beyond these, squares of numbers are no longer numbers, and bounds no longer bounds.
-        _expect("clipping norm", self.clipping_norm, 1e-9, 1e9)
+        _expect("clip-norm", self.clip_norm, 1e-9, 1e9)
         _expect("dp-noise", self.noise, 1e-3, 1e6)
         _expect("dp-budget", self.budget, 1e-3, 1e3)
-        if (self.noise or self.budget) and not self.clipping_norm:
-            raise disclosed(ConfigError("dp-noise or dp-budget was given without a clipping norm: noise needs a bound"))
+        if (self.noise or self.budget) and not self.clip_norm:
+            raise disclosed(ConfigError("dp-noise or dp-budget was given without clip-norm: noise needs a bound"))
         if not 0 < self.delta < 1:
             raise disclosed(ConfigError(f"dp-delta: {self.delta} was given, expected a number between 0 and 1"))
 
@@ -64,19 +64,19 @@ class Protection:
         unknown = [key for key in node if key.startswith("dp-") and key not in _NODE_KEYS]
         if unknown:
             raise disclosed(ConfigError(f"{unknown[0]}: not an option of a site; there are {', '.join(_NODE_KEYS)}"))
-        norm, noise, budget = (_number(node, key) for key in ("clipping-norm", "dp-noise", "dp-budget"))
+        norm, noise, budget = (_number(node, key) for key in ("clip-norm", "dp-noise", "dp-budget"))
         return Protection(norm, noise, budget, _number(node, "dp-delta") if "dp-delta" in node else dp.DELTA)
 
     @staticmethod
     def of(asked: Mapping[str, Any], node: Mapping[str, Any]) -> "Protection":
         """The stricter of what the run asks and what the node wants; budget and δ are the node's."""
-        norms = [value for value in (_number(asked, "clipping_norm"), _number(node, "clipping-norm")) if value]
-        wanted = Protection.of_node({**node, "clipping-norm": min(norms, default=0.0)})
+        norms = [value for value in (_number(asked, "clip_norm"), _number(node, "clip-norm")) if value]
+        wanted = Protection.of_node({**node, "clip-norm": min(norms, default=0.0)})
         noise = wanted.noise
         if wanted.budget and not noise:
             noise = 2 * dp.noise_for(wanted.budget, wanted.delta, _rounds(asked))
         noise = max(noise, _number(asked, "dp_noise"))
-        return Protection(wanted.clipping_norm, noise, wanted.budget, wanted.delta)
+        return Protection(wanted.clip_norm, noise, wanted.budget, wanted.delta)
 
 
 def protect(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -95,14 +95,14 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
         return reply
     content = _protected(protection, received, reply.content)
     if ledger is not None:
-        about = {"clip": protection.clipping_norm, "run": one_line(asked["run_name"], 60), "round": asked["round"]}
+        about = {"clip_norm": protection.clip_norm, "run": one_line(asked["run_name"], 60), "round": asked["round"]}
         log(f"privacy: {ledger.spend(protection.delta, protection.budget, protection.noise, **about)}")
     return Message(content, reply_to=message)
 
 
 def open_ledger(node: Mapping[str, Any], protection: Protection) -> Ledger | None:
     """The ledger of a site that asks for noise itself; where there is one, nothing leaves without noise."""
-    own = Protection.of_node({**node, "clipping-norm": protection.clipping_norm})
+    own = Protection.of_node({**node, "clip-norm": protection.clip_norm})
     ledger = Ledger(state_folder(node))
     if not (own.noise or own.budget or ledger.exists):
         return None
@@ -146,10 +146,10 @@ def _protected(protection: Protection, received: Arrays, content: RecordDict) ->
     elif any(array.numpy().size for array in statistics.values()):
         raise disclosed(
             ConfigError(
-                "differential privacy does not cover batch-norm statistics: use a network without them (norm=group)"
+                "differential privacy does not cover batch-norm statistics: start the run with --set norm=group"
             )
         )
-    if not protection.clipping_norm:
+    if not protection.clip_norm:
         return content
     for name, values in sent.items():
         if name not in received or (received[name].shape, received[name].dtype) != (values.shape, values.dtype):
@@ -163,9 +163,9 @@ def _protected(protection: Protection, received: Arrays, content: RecordDict) ->
     if not all(np.isfinite(values).all() for values in made.values()):
         raise disclosed(ConfigError("the update is not finite"))
     if not protection.noise and not np.linalg.norm(_joined(made.values()) - before) <= (
-        _ROUNDING * protection.clipping_norm
+        _ROUNDING * protection.clip_norm
     ):
-        raise disclosed(ConfigError("the parameters are too large to hold an update of this clipping norm"))
+        raise disclosed(ConfigError("the parameters are too large to hold an update of this clip-norm"))
     answer = content.config_records[ANSWER]
     if protection.noise:
         answer = pack_answer({name: answer[name] for name in _PUBLIC if name in answer})
@@ -186,7 +186,7 @@ def clip(update: np.ndarray, protection: Protection) -> np.ndarray:
             raise disclosed(ConfigError("the update is not finite"))
         log("warning: the update is not finite; noise alone is sent in its place")
         return np.zeros_like(update)
-    return update * min(1.0, protection.clipping_norm / norm) if norm else update
+    return update * min(1.0, protection.clip_norm / norm) if norm else update
 
 
 def add_noise(update: np.ndarray, protection: Protection) -> np.ndarray:
@@ -194,7 +194,7 @@ def add_noise(update: np.ndarray, protection: Protection) -> np.ndarray:
 
     It ends on a grid that does not depend on the update: the last bits of a sum of floats would (Mironov, 2012).
     """
-    deviation = protection.noise * protection.clipping_norm
+    deviation = protection.noise * protection.clip_norm
     bits = np.frombuffer(os.urandom(8 * update.size), dtype=np.uint64)
     grid = 2.0 ** (np.floor(np.log2(deviation)) - 20)
     return np.round((update + deviation * dp.gaussian(bits)) / grid) * grid

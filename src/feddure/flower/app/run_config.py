@@ -1,9 +1,8 @@
-"""A run's options, as Flower's `--run-config` gives them, and the app whose pyproject.toml has their defaults."""
+"""A run's options, as Flower's `--run-config` gives them, and the app that it gives them to."""
 
 import json
 import shlex
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,33 +19,33 @@ from feddure.flower.app.site_data import ImageFolder
 from feddure.simulation import runs
 from feddure.version import VERSION
 
-KEYS: dict[str, tuple[Any, str]] = {
-    "preset": ("", "Preset to start from, such as demo; empty for the defaults."),
-    "method": ("", "Method; empty for the preset's."),
-    "rounds": (0, "Number of rounds; 0 for the preset's."),
-    "seed": (-1, "Seed; -1 for the preset's."),
-    "init": ("", "Model to start from, at the server: a finished run's folder or a .safetensors file; empty for none."),
-    "settings": ("", "Any other fields of an experiment: key=value, with spaces between several."),
-    "run-folder": ("runs/federation", "Where the server writes the run."),
-    "resume": (False, "Go on with the run that is in the run folder."),
-    "round": (0, "With resume: the round to go back to; 0 for the last."),
-    "test-folder": ("", "Folder with <class>/ images on which the server tests the global model; empty for none."),
-    "minimum-sites": (0, "Fewest connected sites to train with; 0: all to start, and then any."),
-    "wait-seconds": (600.0, "Longest time to wait for so many sites."),
-    "timeout-seconds": (0.0, "Longest time to wait for the answers of a round; 0 for the description's."),
-    "clipping-norm": (0.0, "Bound on the Euclidean norm of a site's update; 0 for none."),
-    "dp-noise": (0.0, "Noise on a site's update: standard deviation over clipping-norm; 0 for none."),
-    "server-folder": ("", "Where the operator keeps what was agreed with sites; empty for nowhere."),
-    "description": ("", "The federation's description, as in federation.yaml."),
+KEYS: dict[str, Any] = {
+    "preset": "",  # to start from; empty for the defaults
+    "method": "",  # empty for the preset's
+    "rounds": 0,  # 0 for the preset's
+    "seed": -1,  # -1 for the preset's
+    "init": "",  # a model to start from, at the server: a finished run's folder or a .safetensors file
+    "settings": "",  # any other fields of an experiment: key=value, with spaces between several
+    "run-folder": "runs/federation",  # where the server writes the run
+    "resume": False,  # go on with the run that is in the run folder
+    "round": 0,  # to go back to, with resume; 0 for the last
+    "test-folder": "",  # with <class>/ images on which the server tests the global model; empty for none
+    "minimum-sites": 0,  # fewest connected sites to train with; 0: all to start, and then any
+    "wait-seconds": 600.0,  # for so many sites, at most
+    "timeout-seconds": 0.0,  # for the answers of a round, at most; 0 for the description's
+    "clip-norm": 0.0,  # bound on the Euclidean norm of a site's update; 0 for none
+    "dp-noise": 0.0,  # on a site's update: standard deviation over clip-norm; 0 for none
+    "server-folder": "",  # where the operator keeps what was agreed with sites; empty for nowhere
+    "description": "",  # the federation's, as in federation.yaml
 }
-"""Every key with its default and meaning."""
+"""Every key with its default: Flower takes no other than those that the app has."""
 WEIGHT_CAP = 3.0
 """Sites say themselves how many images they have: none weighs more than so many times the median."""
 NORM_BOUND = 3.0
 """Longest update of a site, in medians of the round, where the settings say nothing else."""
 
 _HEAD = f"""\
-# A Flower app for feddure: `flwr run` starts a run of it. The code is that of the installed package.
+# A Flower app for feddure, written anew for each run. The code is that of the installed package.
 [project]
 name = "{APP_NAME}"
 version = "{VERSION}"
@@ -61,7 +60,6 @@ publisher = "{PUBLISHER}"
 serverapp = "{SERVER_APP}"
 clientapp = "{CLIENT_APP}"
 
-# Change any of these for one run with: flwr run . CONNECTION --run-config 'rounds=10 method="feddure"'
 [tool.flwr.app.config]
 """
 
@@ -85,8 +83,10 @@ class RunOptions:
 
 def read(given: Mapping[str, Any]) -> RunOptions:
     """The options in a run's configuration; what is not given has its default."""
-    _expect_known(given)
-    values = {key: _typed(key, given.get(key, default), default) for key, (default, _) in KEYS.items()}
+    for key in given:
+        if key not in KEYS:
+            raise ConfigError(f"run-config: unknown key '{key}'; there are: {', '.join(KEYS)}{did_you_mean(key, KEYS)}")
+    values = {key: _typed(key, given.get(key, default), default) for key, default in KEYS.items()}
     description = descriptions.parse(values["description"], "run-config description")
     experiment = _experiment(values, description)
     if experiment.batch_norm == "static":
@@ -114,7 +114,7 @@ def read(given: Mapping[str, Any]) -> RunOptions:
         minimum_sites=values["minimum-sites"],
         wait_seconds=values["wait-seconds"],
         timeout_seconds=values["timeout-seconds"] or description.timeout_seconds,
-        protection=Protection(values["clipping-norm"], values["dp-noise"]),
+        protection=Protection(values["clip-norm"], values["dp-noise"]),
         server_folder=Path(values["server-folder"]) if values["server-folder"] else None,
     )
 
@@ -159,36 +159,13 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     return value
 
 
-def write_app(folder: Path, description: Description, defaults: Mapping[str, Any] | None = None) -> None:
-    """Write what `flwr run FOLDER` needs: an app that points at this package; `defaults` are values for `KEYS`."""
-    _expect_known(defaults or {})
-    values = {key: default for key, (default, _) in KEYS.items()}
-    values |= {**(defaults or {}), "description": description.to_yaml()}
+def write_app(folder: Path, description: Description) -> None:
+    """Write what `flwr run FOLDER` needs: an app that points at this package, with this description."""
+    values = KEYS | {"description": description.to_yaml()}
     # Texts and numbers of JSON are also TOML.
-    lines = [
-        f"# {meaning}\n{key} = {json.dumps(values[key], ensure_ascii=False)}\n" for key, (_, meaning) in KEYS.items()
-    ]
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{folder}: cannot be made ({problem.strerror})") from None
     write_whole(folder / "pyproject.toml", (_HEAD + "".join(lines)).encode(), RunError)
-
-
-def update_app(folder: Path, description: Description) -> None:
-    """Let an app point at this version of feddure, with this description; its defaults stay."""
-    try:
-        app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-        current = app["components"]["clientapp"] == CLIENT_APP
-        current &= app["config"]["description"] == description.to_yaml() and app["config"].keys() <= KEYS.keys()
-        defaults = {key: value for key, value in app.get("config", {}).items() if key in KEYS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        current, defaults = False, {}
-    if not current:
-        write_app(folder, description, defaults)
-
-
-def _expect_known(keys: Iterable[str]) -> None:
-    for key in keys:
-        if key not in KEYS:
-            raise ConfigError(f"run-config: unknown key '{key}'; there are: {', '.join(KEYS)}{did_you_mean(key, KEYS)}")

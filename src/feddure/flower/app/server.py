@@ -79,7 +79,7 @@ def run(grid: Grid, options: RunOptions) -> Server:
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.noise and server.state["statistics"].numel():
-        raise ConfigError("dp-noise: batch-norm statistics cannot be made private; add norm=group to the settings")
+        raise ConfigError("--dp-noise: batch-norm statistics cannot be made private; add --set norm=group")
     with runs.lock(folder):
         # A server that worked here while this one waited for sites may have left a run.
         runs.check_folder(options.experiment, folder, options.resume)
@@ -264,7 +264,7 @@ class Rounds:
             kept = ", ".join(map(str, checkpoint.kept_rounds(self._options.folder))) or "none"
             raise RunError(
                 f"the last {self._empty_rounds} of {self._server.round} rounds used no site, and no model is written; "
-                f"go back with resume=true and round=N; checkpoints that learned something: {kept}"
+                f"go back with --resume --round N; checkpoints that learned something: {kept}"
             )
 
     def _expect_updates(self, used: int, problems: Mapping[int, str]) -> None:
@@ -275,7 +275,7 @@ class Rounds:
             raise RunError(
                 f"{self._empty_rounds} rounds in a row without a usable update "
                 f"({'; '.join(reasons) or 'no site that was drawn can learn'}); the checkpoint of round "
-                f"{self._server.round} stays: go on from it with resume=true"
+                f"{self._server.round} stays: go on from it with --resume"
             )
 
     def _ask(
@@ -322,7 +322,7 @@ class Rounds:
             remembered_round=_remembered(self._server).get(client, 0),
             checkpointed_round=self._checkpointed.get(client, 0),
             evaluate=(assignment.round - 1) % self._server.experiment.evaluate_every == 0,
-            clipping_norm=protection.clipping_norm,
+            clip_norm=protection.clip_norm,
             dp_noise=protection.noise,
             audit=self._head,
             notice=self._sites.by_client[client].notice,
@@ -448,7 +448,7 @@ def _settle_batch(experiment: Experiment, counts: list[ImageCounts]) -> Experime
     if experiment.unlabelled_batch == "auto" and settled > _MOST_UNLABELLED:
         raise ConfigError(
             f"unlabelled_batch: auto, a fifth of a usual site's unlabelled images, would be {settled} in each step, "
-            f"more than {_MOST_UNLABELLED}; add unlabelled_batch=N to the settings"
+            f"more than {_MOST_UNLABELLED}; add --set unlabelled_batch=N"
         )
     return experiments.build(experiment.model_dump() | {"unlabelled_batch": settled})
 

@@ -10,7 +10,6 @@ when a file's name, size or time of change differs.
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from feddure.config import Experiment
 from feddure.data import recipes
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.sources import cache as caches
-from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, Rule, decode
+from feddure.data.sources import own
+from feddure.data.sources.images import FULL_DEPTH, Rule, decode
 from feddure.data.sources.layouts import entries, files_below, name_of
 from feddure.errors import ConfigError, DataError, did_you_mean
 from feddure.flower.app import description as descriptions
@@ -60,14 +60,13 @@ class ImageFolder:
         """The folder that an option names."""
         if not text.startswith(_PREFIX):
             return ImageFolder(Path(text).expanduser())
-        found = re.fullmatch(r"([^?]+)(?:\?depth=([0-9]{1,2}))?", text.removeprefix(_PREFIX))
-        depth = int(found[2] or FULL_DEPTH) if found else 0
-        if found is None or not LEAST_DEPTH <= depth <= FULL_DEPTH:
+        try:
+            path, options = own.parse("folder", text.removeprefix(_PREFIX), ("depth",))
+        except DataError as problem:
             raise ConfigError(
-                f"{option} {text}: expected {_PREFIX}PATH?depth=N with {LEAST_DEPTH} to {FULL_DEPTH} bits and no other "
-                "option: size and channels are the federation's, see federation.yaml"
-            )
-        return ImageFolder(Path(found[1]).expanduser(), depth)
+                f"{option} {problem} (size and channels are the federation's, see federation.yaml)"
+            ) from None
+        return ImageFolder(path, options.depth)
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,8 +58,6 @@ def _fill(
     public_keys: Mapping[str, EllipticCurvePublicKey],
     settings: Settings,
 ) -> None:
-    from feddure.flower.app.run_config import write_app  # imports PyTorch
-
     for place in (folder.authority_key.parent, folder.server, folder.sites):
         place.mkdir(mode=0o700)
     for place in (folder.runs, folder.public_keys, *(folder.bundle(site).root for site in description.sites)):
@@ -72,7 +70,6 @@ def _fill(
     _write_server_certificate(folder, description.server.host, authority)
     for site in description.sites:
         write_bundle(folder, description, site, public_keys.get(site))
-    write_app(folder.app, description, {})
     write_whole(folder.readme, _server_readme(description).encode(), RunError)
 
 

@@ -8,7 +8,7 @@ from feddure.flower.app import description as descriptions
 from feddure.flower.app.audit import AuditLog
 from feddure.flower.app.registry import Registry
 from feddure.flower.deploy import certificates
-from feddure.flower.deploy.control import LOOPBACK, Control, Show
+from feddure.flower.deploy.control import Control, Show
 from feddure.flower.deploy.init import write_bundle
 from feddure.flower.deploy.layout import ServerFolder, read_settings
 from feddure.flower.deploy.processes import is_listening
@@ -55,5 +55,5 @@ def _done(folder: ServerFolder, description: descriptions.Description, event: st
     key = folder.public_key(site)
     known = {"key": certificates.fingerprint(certificates.read_public_key(key))} if key.exists() else {}
     AuditLog(folder.server).write(event, site=site, **known)
-    if is_listening(LOOPBACK, read_settings(folder).control_port):
+    if is_listening(read_settings(folder).control_port):
         Control(folder, show).register(description.sites)

@@ -15,16 +15,18 @@ from pathlib import Path
 
 import psutil
 
+from feddure.environment import began_at
 from feddure.errors import RunError
 from feddure.files import write_json
 from feddure.flower.app.sanitize import printable
+from feddure.flower.deploy.control import LOOPBACK
 
 POLL_SECONDS = 0.2
 _TERMINATE_SECONDS = 20.0
 _ORPHAN_SECONDS = 10.0
 _LEFTOVER_SECONDS = 15.0
 """Flower's programs that were started by a killed process end within this time, where the system tells them."""
-_LOG_BYTES = 10_000_000
+_LOG_BYTES, _LAST_LINES = 10_000_000, 15
 _OWN_NAME = "feddure"
 
 # A program that becomes another one, which Linux asks to end when the process that started it is gone, kill -9
@@ -101,11 +103,11 @@ class Process:
     def ended(self) -> bool:
         return self.code is not None
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self) -> str:
         """The end of what the process wrote to its log."""
         with self._log_path.open("rb") as file:
             file.seek(self._log_start)
-            return "\n".join(map(printable, file.read().decode(errors="replace").splitlines()[-lines:]))
+            return "\n".join(map(printable, file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]))
 
     def shorten_log(self) -> None:
         """Begin the log anew before it fills the disk, while the process goes on writing; the part before stays."""
@@ -230,16 +232,8 @@ def pidfile(path: Path, who: str) -> Iterator[None]:
 def write_pidfile(path: Path, *started: Process) -> None:
     """Note this process and those that it started."""
     numbers = {os.getpid(): _OWN_NAME} | {process.popen.pid: process.name for process in started}
-    content = [{"pid": pid, "name": name, "began": began(pid)} for pid, name in numbers.items()]
+    content = [{"pid": pid, "name": name, "began": began_at(pid)} for pid, name in numbers.items()]
     write_json(path, content, RunError)
-
-
-def began(pid: int) -> float | None:
-    """When a living process began; None where it has ended."""
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return process.create_time() if _is_alive(process) else None
-    return None
 
 
 def _expect_nobody(path: Path, who: str) -> None:
@@ -264,7 +258,7 @@ def _living(path: Path) -> dict[int, str]:
         noted = {int(entry["pid"]): (str(entry["name"]), entry["began"]) for entry in json.loads(path.read_text())}
     except (OSError, ValueError, TypeError, KeyError):
         return {}  # never written, or torn by a full disk: nobody can be named
-    return {pid: name for pid, (name, at) in noted.items() if pid != os.getpid() and at and began(pid) == at}
+    return {pid: name for pid, (name, at) in noted.items() if pid != os.getpid() and at and began_at(pid) == at}
 
 
 # --- signals and ports -------------------------------------------------------------------------------
@@ -301,10 +295,10 @@ def wait_until(ready: Callable[[], bool], process: Process, what: str, seconds: 
         time.sleep(0.1)
 
 
-def is_listening(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+def is_listening(port: int) -> bool:
+    """Whether something accepts connections at the loopback address."""
     try:
-        with socket.create_connection((host, port), timeout=1):
+        with socket.create_connection((LOOPBACK, port), timeout=1):
             return True
     except OSError:
         return False
@@ -324,5 +318,5 @@ def expect_free(host: str, port: int, hint: str) -> None:
 def free_port() -> int:
     """A port that nothing listens on at the loopback address."""
     with socket.socket() as attempt:
-        attempt.bind(("127.0.0.1", 0))
+        attempt.bind((LOOPBACK, 0))
         return int(attempt.getsockname()[1])

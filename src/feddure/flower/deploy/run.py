@@ -1,6 +1,5 @@
 """`feddure federate run`: a run of the federation's app, watched to its real end."""
 
-import itertools
 import json
 import signal
 import subprocess
@@ -70,7 +69,7 @@ def run(
     go_on = f"go on with: feddure federate run {folder.root} --out {run_folder} --resume"
     number: str | None = None
     try:
-        run_config.update_app(folder.app, description)
+        run_config.write_app(folder.app, description)
         number = control.start(wanted | here)
         add_to_run_index(folder, RunEntry(number, str(run_folder), wanted))
         with _reporting_delay(control, number, folder, show):
@@ -100,15 +99,9 @@ def run(
     return records.read_run(run_folder)
 
 
-def default_run_folder(folder: ServerFolder, method: str) -> Path:
-    """A new place under the federation's runs/."""
-    numbered = (folder.runs / (method if number == 1 else f"{method}-{number}") for number in itertools.count(1))
-    return next(path for path in numbered if not path.exists())
-
-
 def _expect_server(folder: ServerFolder) -> None:
     port = read_settings(folder).control_port
-    if not is_listening(LOOPBACK, port):
+    if not is_listening(port):
         raise RunError(
             f"{join_address(LOOPBACK, port)}: no server runs on this machine; "
             f"start it in another terminal: feddure federate server {folder.root}"

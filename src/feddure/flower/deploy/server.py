@@ -117,7 +117,7 @@ def serving(folder: ServerFolder, host: str | None, show: Show) -> Iterator[tupl
         show("$ " + shown(command))
         superlink = ending.enter_context(Process(command, control.environment, folder.log, parent_killed=_KILL))
         write_pidfile(folder.pidfile, superlink)  # its SuperExec ends with it
-        wait_until(lambda: is_listening(LOOPBACK, settings.control_port), superlink, "flower-superlink")
+        wait_until(lambda: is_listening(settings.control_port), superlink, "flower-superlink")
         for state in control.runs():
             if state.going_on and state.begun:  # its program ended with the server before this one
                 control.stop(state.run)

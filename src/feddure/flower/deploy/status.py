@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddure.flower.app.registry import Registration, Registry
-from feddure.flower.deploy.control import LOOPBACK, Control, RunState, SiteStatus
+from feddure.flower.deploy.control import Control, RunState, SiteStatus
 from feddure.flower.deploy.layout import ServerFolder, join_address, read_settings
 from feddure.flower.deploy.processes import is_listening
 from feddure.flower.deploy.run import read_run_index
@@ -53,7 +53,7 @@ def read_status(folder: ServerFolder) -> Status:
     settings = read_settings(folder)
     address = join_address(description.server.host, description.server.port)
     images = Registry(folder.server).read()
-    if not is_listening(LOOPBACK, settings.control_port):
+    if not is_listening(settings.control_port):
         return Status(description.name, address, False, [], [], images)
     control = Control(folder)
     known = {site.site: site for site in control.sites()}
