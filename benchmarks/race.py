@@ -282,7 +282,7 @@ class _Judged(nn.Module):
 def add_pfl(wheel: Path | None) -> None:
     """Make `import pfl` work: from a wheel or a folder, and without packages that this workload does not use."""
     if wheel is not None:
-        sys.path[:0] = [str(path) for path in (wheel, *wheel.glob("*.whl")) if str(path) not in sys.path]
+        sys.path[:0] = [str(path) for path in (wheel, *wheel.glob("pfl-*.whl")) if str(path) not in sys.path]
     if importlib.util.find_spec("pfl") is None:
         raise SystemExit("pfl-research is not installed: name its wheel with --pfl (pip download --no-deps pfl)")
     if importlib.util.find_spec("multiprocess") is None:

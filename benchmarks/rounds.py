@@ -2,7 +2,8 @@
 
     python benchmarks/rounds.py aaai24:fedavg-matched:100 aaai24-fine:feddure:15 --json results/rounds.json
 
-Each case is PRESET:METHOD:ROUNDS, on noise of CIFAR-10's size. Compilation and capture are reported apart.
+Each case is PRESET:METHOD:ROUNDS, on noise of CIFAR-10's size. Compilation and capture are reported apart. ProxyFL
+spreads its server's tuning over all rounds: `cvpr25:proxyfl:5 --set proxyfl.tuning_epochs=500` has the preset's share.
 """
 
 import argparse
