@@ -179,7 +179,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         found = self.view.methods(), self.view.pairs()
-        said = str(self.folder), f"against {self.plan.against}"
+        said = str(self.folder), f"against {methods.title(self.plan.against)}"
         return "".join(
             notebook.table([*frame.columns], frame.itertuples(index=False), caption)
             for frame, caption in zip(found, said, strict=True)

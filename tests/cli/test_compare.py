@@ -62,10 +62,10 @@ def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
     found = start("--methods", "fedavg, fedavg-matched", "--seeds", "0,1", "--out", "out").stdout
     for text in (
         "tiny-compare, dir-dir",
-        "fedavg-matched",
+        "Labels only",
         "±",
         "95 % interval",
-        "against fedavg-matched",
+        "against Labels only",
         "over 2 seeds",
     ):
         assert text in " ".join(found.split()), text
@@ -78,7 +78,7 @@ def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
 
 def test_one_seed_is_said_to_tell_nothing_against_a_reference_of_choice():
     found = start("--methods", "fedavg,feddure", "--against", "feddure", "--out", "a folder", "--rounds", "1").stdout
-    assert "against feddure" in found
+    assert "against FedDure" in found
     assert "one seed cannot tell" in found
     assert "feddure compare --out 'a folder' --resume --seeds 1,2" in found
 
@@ -128,7 +128,7 @@ def test_a_method_that_fails_is_listed_with_its_reason(tmp_path):
     shown = " ".join(found.stdout.split())
     assert "failing_method:Raises – – – failed – – –" in shown
     assert "failing_method:Raises failed: ZeroDivisionError: division by zero." in shown
-    assert "against fedavg-matched" in shown
+    assert "against Labels only" in shown
     error = found.stderr[found.stderr.index("error: ") :]
     assert error.startswith("error: an error in code ended method failing_method:Raises:\nTraceback")
     assert error.count("File ") == 1

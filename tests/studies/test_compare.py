@@ -131,6 +131,8 @@ def test_progress_names_method_and_seed(images, tmp_path, capsys):
 class Raises(FedAvg):
     """Fails in its second round."""
 
+    title = "Raises"
+
     def step(self, client, batch):
         if client.key[1] == 2:
             raise ValueError("a mistake")
@@ -139,6 +141,8 @@ class Raises(FedAvg):
 
 class Mistaken(FedAvg):
     """Uses a view that it did not ask for."""
+
+    title = "Mistaken"
 
     def step(self, client, batch):
         assert batch.strong.numel()
@@ -165,14 +169,14 @@ def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
     assert "test_compare.py" in found.failed["raises"].traceback
     assert found.failed["mistaken"].traceback == ""
     assert found.view.plan.methods == ("fedavg", "fedavg-matched")
-    assert list(found.view.pairs()["method"]) == ["fedavg"]
+    assert list(found.view.pairs()["method"]) == ["FedAvg*"]
     lines = {row["method"]: row for row in table(tmp_path / "out" / "comparison.csv")}
     assert lines["raises"]["failed"] == "ValueError: a mistake"
     assert set(lines["raises"].values()) == {"raises", "ValueError: a mistake", ""}
     assert lines["fedavg"]["failed"] == ""
     page = found.report.read_text()
-    assert "raises failed: ValueError: a mistake." in page
-    assert "mistaken failed: method &#39;mistaken&#39; uses batch.strong" in page
+    assert "Raises failed: ValueError: a mistake." in page
+    assert "Mistaken failed: method &#39;mistaken&#39; uses batch.strong" in page
 
 
 @bad_methods
@@ -185,7 +189,7 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
     monkeypatch.setattr(Raises, "step", FedAvg.step)
     found = compared(images, folder, (), (), resume=True, **changes)
     assert found.failed == {}
-    assert list(found.view.methods()["method"]) == ["raises", "fedavg"]
+    assert list(found.view.methods()["method"]) == ["Raises", "FedAvg*"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
     compared(images, tmp_path / "whole", ("raises", "fedavg"), **changes)
     assert contents(folder) == contents(tmp_path / "whole")

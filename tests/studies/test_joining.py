@@ -71,13 +71,13 @@ def test_gains_are_paired_site_by_site_and_over_seeds(view):
     }
     expected = paired({s: v / 2 for s, v in ours.items()}, {s: v / 2 for s, v in theirs.items()})
     table = found.table().set_index(["method", "model", "tested on"])
-    row = table.loc["fedtutor", "averaged", "own class mix"]
+    row = table.loc["FedTutor", "averaged", "own class mix"]
     assert row["gain"] == f"{expected.mean:+.1f}"
     assert row["95 % interval"] == expected.interval
     assert row["sites that gain"] == "100 %"
     # 0.6 and 0.5 against north's 0.75 and 0.7 and south's 0.5 and 0.55
-    assert table.loc["fedavg-matched", "last", "own class mix"]["sites that gain"] == "25 %"
-    assert table.loc["fedavg-matched", "last", "common test set"]["alone"] == "50.0"
+    assert table.loc["Labels only", "last", "own class mix"]["sites that gain"] == "25 %"
+    assert table.loc["Labels only", "last", "common test set"]["alone"] == "50.0"
 
 
 def test_site_by_site(view):

@@ -120,6 +120,7 @@ def compare(
 
 
 def _show(found: "Comparison", folder: Path, seconds: float) -> None:
+    from feddure.methods import title as method_name
     from feddure.studies import compare as study
     from feddure.tracking.summary import duration
 
@@ -128,7 +129,7 @@ def _show(found: "Comparison", folder: Path, seconds: float) -> None:
     view = found.view
     Console().print("", table(title, view.methods(), view.about_methods(), numbers_from=1))
     if len(view.pairs()):
-        Console().print("", table(f"against {plan.against}", view.pairs(), view.about_pairs()))
+        Console().print("", table(f"against {method_name(plan.against)}", view.pairs(), view.about_pairs()))
     console = plain_console()
     for sentence in view.joining.sentences() if view.joining is not None else ():
         console.print(f"\n{sentence}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from feddure import methods as known_methods
+from feddure.methods import exchanges
+from feddure.methods import title as method_name
 from feddure.reports import figures, frame, style
 from feddure.reports.frame import Difference, mean_sd, signed
 from feddure.reports.names import data_size
@@ -61,7 +62,7 @@ class View:
     @cached_property
     def joining(self) -> joining.Joining | None:
         """What the federated methods give to a site that could train alone; None where nobody does, or nobody else."""
-        alone = [method for method in self.plan.methods if not known_methods.exchanges(method)]
+        alone = [method for method in self.plan.methods if not exchanges(method)]
         found = joining.Joining(self.sites, alone[0]) if alone else None
         return found if found and found.pairs else None
 
@@ -85,7 +86,7 @@ class View:
             sent = own["bytes_up"].mean() + own["bytes_down"].mean()
             lines.append(
                 {
-                    "method": method,
+                    "method": method_name(method),
                     "seeds": len(own),
                     "rounds": f"{own['rounds'].iloc[0]:,}",
                     "steps": number(own["local_steps"].mean(), 1),
@@ -97,14 +98,17 @@ class View:
                     "time": duration(own["seconds"].mean() if own["seconds"].notna().any() else None),
                 }
             )
-        lines += [{"method": method, last: "failed"} for method in self.failed]
+        lines += [{"method": method_name(method), last: "failed"} for method in self.failed]
         return pd.DataFrame(lines, dtype=object).fillna(NOTHING)
 
     def metrics(self) -> pd.DataFrame:
         """Every metric of each method, as the mean of the last ten evaluations; empty where there is but accuracy."""
         names = [name for name in TITLES if self.frame[f"{name}_last10"].notna().any()]
         lines = [
-            {"method": method, **{TITLES[name]: mean_sd(self._of(method)[f"{name}_last10"]) for name in names}}
+            {
+                "method": method_name(method),
+                **{TITLES[name]: mean_sd(self._of(method)[f"{name}_last10"]) for name in names},
+            }
             for method in self.plan.methods
         ]
         return pd.DataFrame(lines if len(names) > 1 else [], dtype=object).fillna(NOTHING)
@@ -117,7 +121,7 @@ class View:
     def pairs(self) -> pd.DataFrame:
         """The differences over the last ten evaluations."""
         lines = [
-            [method, signed(found.mean, 2), found.interval or NOTHING, found.verdict]
+            [method_name(method), signed(found.mean, 2), found.interval or NOTHING, found.verdict]
             for (method, which), found in self.differences.items()
             if which == "last10"
         ]
@@ -133,7 +137,7 @@ class View:
             "ones per client and round. Sent: by server and clients in one run. Time: each run's own."
             + f" Validation: on images that nobody trains on, as {mean or 'last'}."
             * self.validated,
-            *(f"{method} failed: {problem.reason}." for method, problem in self.failed.items()),
+            *(f"{method_name(method)} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:
             said.append("It was the reference: no difference from it can be told.")
@@ -146,7 +150,8 @@ class View:
         if seeds == 1:
             interval = "One seed gives no interval: any of these differences may be chance"
         which = frame.mean_heading(self.frame) or "last"
-        return f"Points of {TITLES[self.metric]} ({which}) beyond {self.plan.against} on the same seeds. {interval}."
+        against = method_name(self.plan.against)
+        return f"Points of {TITLES[self.metric]} ({which}) beyond {against} on the same seeds. {interval}."
 
     def write_tables(self, folder: Path) -> None:
         """comparison.csv and paired.csv; metrics are shares of 1, bytes and seconds those of a run.
@@ -189,16 +194,13 @@ class View:
 def write(folder: Path, view: View) -> Path:
     """Write report.html, the tables and mean curves ahead of the runs one by one, and return its path."""
     formats = style.line_styles((method, "") for method in view.plan.methods)
-    titles = {method: known_methods.title(method) for method in (*view.plan.methods, *view.failed)}
-    shown = [formats.get((method, "")) for method in view.methods()["method"]]
-    methods = view.methods(own_mix=True).replace({"method": titles})
+    shown = [formats.get((method, "")) for method in (*view.plan.methods, *view.failed)]
     about = f"{view.about_methods()} Own mix: accuracy under each client's own class mix, mean over clients."
-    parts: list[Any] = [Text(about), table(methods, numbers_from=1, formats=shown)]
-    pairs = view.pairs().replace({"method": titles})
+    parts: list[Any] = [Text(about), table(view.methods(own_mix=True), numbers_from=1, formats=shown)]
+    pairs = view.pairs()
     if len(pairs):
-        about = view.about_pairs().replace(view.plan.against, titles[view.plan.against])
-        parts += [Text("More than chance?", "heading"), Text(about), table(pairs)]
-    every = view.metrics().replace({"method": titles})
+        parts += [Text("More than chance?", "heading"), Text(view.about_pairs()), table(pairs)]
+    every = view.metrics()
     if len(every):
         about = f"In %, {frame.mean_of(view.frame, spelled_out=True)}. The calibration error is better where lower."
         parts.append(
@@ -206,25 +208,25 @@ def write(folder: Path, view: View) -> Path:
         )
     if view.joining is not None:
         named = bool(view.runs[0].partition.get("sites"))  # clients that were dealt are others with every seed
-        parts += _joining(view.joining, titles, named)
+        parts += _joining(view.joining, named)
     if len(view.plan.seeds) > 1:
         parts.append(embed(mean_curves(view), f"Test {TITLES[view.metric]} of each method against rounds"))
     folders = [run.folder for run in view.runs]
     return write_report(folders, folder / REPORT_FILE, [Section("", parts=parts)], view.metric)
 
 
-def _joining(found: joining.Joining, titles: Mapping[str, str], named: bool) -> list[Any]:
+def _joining(found: joining.Joining, named: bool) -> list[Any]:
     """The answer to a site's first question, in sentences, a table and a picture."""
     about = (
-        f"{titles[found.alone]} is each site by itself, with as many steps as it takes in the federation. A site's own "
-        "class mix weighs the accuracy of each class on the common test set by the site's share of it. Sites that have "
-        "not trained alone, as those without a label, are left out. Dots above the line are sites that gain."
+        f"{method_name(found.alone)}: each site by itself, with as many steps as it takes in the federation. A site's "
+        "own class mix weighs the accuracy of each class on the common test set by the site's share of it. Sites that "
+        "have not trained alone, as those without a label, are left out. Dots above the line are sites that gain."
     )
     picture = embed(joining.figure(found), "Each site's accuracy alone and joined")
     return [
         Text("Is joining worth it?", "heading"),
         *(Text(sentence) for sentence in found.sentences()),
-        table(found.table().replace({"method": dict(titles)}), numbers_from=3),
+        table(found.table(), numbers_from=3),
         Text(about, "fact"),
         picture,
         *([Group([table(found.by_site(), numbers_from=1)], "Site by site, %, mean over seeds")] if named else ()),
@@ -235,7 +237,7 @@ def mean_curves(view: View) -> figures.Figure:
     """The metric of each method, mean over seeds in a band of one standard deviation."""
     formats = style.line_styles((method, "") for method in view.plan.methods)
     found = [
-        figures.over_seeds(known_methods.title(method), formats[method, ""], view._of(method)["curve"])
+        figures.over_seeds(method_name(method), formats[method, ""], view._of(method)["curve"])
         for method in view.plan.methods
     ]
     return figures.curves(found, f"Test {TITLES[view.metric]}, %, mean over seeds ± standard deviation")

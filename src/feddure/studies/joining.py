@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from feddure import methods as known_methods
+from feddure.methods import title as method_name
 from feddure.reports import frame, inline, style
 from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
@@ -76,7 +76,7 @@ class Joining:
                 kept = both.dropna(subset=[f"{test}_joined", f"{test}_alone"])
                 lines.append(
                     {
-                        "method": method,
+                        "method": method_name(method),
                         "model": model,
                         "tested on": name,
                         "alone": f"{kept[f'{test}_alone'].mean():.1f}",
@@ -96,7 +96,7 @@ class Joining:
             mine = pd.concat([both[f"{test}_alone"] for both in best.values()])
             parts[f"alone, {name}"] = mine.groupby("site").mean()
             for method, both in best.items():
-                parts[f"{known_methods.title(method)}, {name}"] = both[f"{test}_joined"].groupby("site").mean()
+                parts[f"{method_name(method)}, {name}"] = both[f"{test}_joined"].groupby("site").mean()
         found = pd.DataFrame(parts).map(lambda value: NOTHING if value != value else f"{value:.1f}")
         return found.reset_index(names="site")
 
@@ -119,7 +119,7 @@ def share(both: pd.DataFrame, test: str) -> float:
 
 
 def _sentence(method: str, both: pd.DataFrame) -> str:
-    title, own, common = known_methods.title(method), difference(both, "own_mix"), difference(both, "common")
+    title, own, common = method_name(method), difference(both, "own_mix"), difference(both, "common")
     assert common is not None, "sites without a pair are not in the table"
     main, test = (own, "own_mix") if own is not None else (common, "common")
     interval = f" (95 % interval {main.interval})" if main.interval else ""
@@ -151,10 +151,10 @@ def figure(found: Joining) -> Figure:
             for method, both in best.items():
                 kept = both[[f"{test}_alone", f"{test}_joined"]].dropna()
                 dots = formats[method, ""] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
-                axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], gid=inline.part_of(known_methods.title(method)), **dots)
+                axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], gid=inline.part_of(method_name(method)), **dots)
             axes.plot([low, high], [low, high], "-", color=style.MUTED, linewidth=1, zorder=0)
             axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="alone", ylabel="joined")
             axes.set_title(f"Accuracy on {_PLACES[test]}, %")
         handles = [Line2D([], [], **formats[method, ""] | {"linestyle": ""}) for method in best]
-        style.legend(canvas, map(known_methods.title, best), handles)
+        style.legend(canvas, map(method_name, best), handles)
         return canvas
