@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddure.environment import began_at
 from feddure.errors import FeddureError
 from feddure.files import read_regular
 from feddure.studies import plan as comparison
@@ -22,7 +23,6 @@ from feddure.watch.run import (
     Run,
     as_dict,
     as_list,
-    began_at,
     changed,
     is_held,
     method,
