@@ -292,24 +292,15 @@ def sage() -> str:
     return grid(first, every, lambda rows, text: text(rows), columns)
 
 
-def alike() -> str:
-    every, columns = runs("alike"), {"batch norm": "batch", "group norm": "group"}
+def beyond_labels_only(study: str, column: str, columns: Mapping[str, str]) -> str:
+    """A study's cases, and how much better they are than labels only."""
+    every = runs(study)
 
-    def text(name: str, norm: str) -> str:
-        ours, theirs = (pick(every[every["norm"] == norm], case=case) for case in (name, "labels only"))
-        return both(ours) + ("" if name == "labels only" else f", {gain(ours, theirs)}")
+    def text(name: str, value: str) -> str:
+        ours, theirs = (pick(every, **{column: value}, case=case) for case in (name, "labels only"))
+        return both(ours) + ("" if name == "labels only" or ours.empty else f", {gain(ours, theirs)}")
 
-    return grid(seeds(every), {name: name for name in cases("alike")}, text, columns)
-
-
-def thousand_clients() -> str:
-    every, rows = runs("many-clients"), {METHODS[method]: method for method in ("fedavg-matched", "fedtutor")}
-
-    def text(method: str, setting: str) -> str:
-        ours, theirs = (pick(every, method=m, setting=setting) for m in (method, "fedavg-matched"))
-        return both(ours) + ("" if method == "fedavg-matched" else f", {gain(ours, theirs)}")
-
-    return grid(seeds(every), rows, text, named(DEMO))
+    return grid(seeds(every), {name: name for name in cases(study)}, text, columns)
 
 
 def price() -> str:
@@ -607,8 +598,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "privacy": privacy,
     "site-privacy": site_privacy,
     "sage": sage,
-    "alike": alike,
-    "thousand-clients": thousand_clients,
+    "alike": lambda: beyond_labels_only("alike", "norm", {f"{norm} norm": norm for norm in ("batch", "group")}),
+    "thousand-clients": lambda: beyond_labels_only("many-clients", "setting", named(DEMO)),
     "paper": from_paper,
     "regulators": regulators,
     "averaging": averaging,

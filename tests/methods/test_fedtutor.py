@@ -42,7 +42,7 @@ def federation(method="fedtutor", **changes):
 def twin_of(found, task):
     options = experiments.options(found.experiment, "fedtutor")
     lesson = Lesson(options.targets, options.threshold, options.weight, options.on, options.calibrate, options.strength)
-    lesson = replace(lesson, contrast=options.contrast)
+    lesson = replace(lesson, contrast=options.contrast, view=options.view)
     make = headed_of if options.contrast else module_of
     received = make(found, task.received["theta"], task.received["statistics"])
     tutor = received
@@ -75,7 +75,9 @@ SWITCHES = [
     {"on": "both"},
     {"calibrate": "labelled"},
     {"calibrate": "both", "strength": 0.5},
+    {"view": "weak"},
     {"contrast": 0.7},
+    {"contrast": 0.7, "view": "weak"},
     {"contrast": 0.7, "targets": "mixed", "tutor": "global", "calibrate": "both"},
 ]
 

@@ -21,6 +21,7 @@ class Lesson:
     calibrate: str = "none"
     strength: float = 1.0
     contrast: float = 0.0
+    view: str = "strong"
 
 
 class FedTutor(Client):
@@ -43,23 +44,24 @@ class FedTutor(Client):
         return self.tutor(images).softmax(1)
 
     def step(self, x: Tensor, y: Tensor, weak: Tensor, strong: Tensor) -> Named:
+        seen = weak if self.lesson.view == "weak" else strong
         if self.lesson.contrast:
-            h = nn.Sequential(*list(self.theta.network)[:-1])(torch.cat([x, strong]))
-            on_x, on_strong = self.theta.network[-1](h).split([len(x), len(strong)])
+            h = nn.Sequential(*list(self.theta.network)[:-1])(torch.cat([x, seen]))
+            on_x, on_u = self.theta.network[-1](h).split([len(x), len(seen)])
         else:
-            on_x, on_strong = self.predict(x, strong)
+            on_x, on_u = self.predict(x, seen)
         loss = cross_entropy(y, on_x + self.prior_l).mean()
         if self.lesson.on != "unlabelled":
             loss = loss + self.lesson.weight * self.lessons(self.ask(x), on_x + self.prior_l).mean()
         if self.lesson.on != "labelled":
-            loss = loss + self.lesson.weight * self.lessons(self.ask(weak), on_strong + self.prior_u).mean()
+            loss = loss + self.lesson.weight * self.lessons(self.ask(weak), on_u + self.prior_u).mean()
         if self.lesson.contrast:
             loss = loss + self.lesson.contrast * self.apart(h, y, self.ask(weak))
         self.descend(loss)
         return {}
 
     def apart(self, h: Tensor, y: Tensor, q: Tensor) -> Tensor:
-        """ProxyFL's loss of the strong views; h are the features of x and of them."""
+        """ProxyFL's loss of the unlabelled images; h are the features of x and of them."""
         z = [row / row.norm() for row in self.theta.feature(h)]
         proxies = [row / row.norm() for row in self.theta.proxy(self.theta.network[-1].weight)]
         classes = [*torch.eye(q.shape[1], dtype=q.dtype)[y], *q]

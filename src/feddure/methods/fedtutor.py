@@ -9,11 +9,11 @@ no gradient, one local step is
                                        ℓ_i = 1[max q_i ≥ τ] CE(argmax q_i, p_i)           (hard)
                                        hard where max q_i ≥ τ, soft elsewhere             (mixed)
 
-with p_i = softmax f(T_s(u_i)); the student's pass is [x; T_s(u)]. `calibrate` tells a client its own class mixes: the
-losses see the logits + a log π, with π_l = (n_c + 1) / (n + C) of its labelled images and π_u the mean of q over the
-round. `contrast` adds ProxyFL's L_c on the features of T_s(u), with q as the images' classes, the labels as those of x,
-and a uniform π, so that nothing but the model is sent. The tutor is frozen, so q of all steps is made in large batches
-before them.
+with p_i = softmax f(T_s(u_i)); the student's pass is [x; T_s(u)]. `view: weak` puts T_w(u) in place of T_s(u), for
+images that strong views distort too much. `calibrate` tells a client its own class mixes: the losses see the logits
++ a log π, with π_l = (n_c + 1) / (n + C) of its labelled images and π_u the mean of q over the round. `contrast` adds
+ProxyFL's L_c on the student's features of u, with q as the images' classes, the labels as those of x, and a uniform π,
+so that nothing but the model is sent. The tutor is frozen, so q of all steps is made in large batches before them.
 """
 
 from collections.abc import Mapping
@@ -43,6 +43,9 @@ class Options(base.Options):
     )
     threshold: float = Field(0.95, ge=0, le=1, description="Least confidence τ of a hard target.")
     weight: float = Field(1.0, ge=0, description="Weight λ of the tutor's loss.")
+    view: Literal["strong", "weak"] = Field(
+        "strong", description="The student's view of unlabelled images; weak is the one that the tutor labelled."
+    )
     on: Literal["unlabelled", "labelled", "both"] = Field(
         "unlabelled", description="Images that the tutor labels; labelled ones alone are distillation as in FedGKD."
     )
@@ -71,6 +74,8 @@ class FedTutor(WithTeacher):
         super().__init__(experiment)
         if self.options.contrast and self.options.on == "labelled":
             raise ConfigError("fedtutor.contrast: it is about unlabelled images; set fedtutor.on=unlabelled or both")
+        if self.options.view == "weak":
+            self.needs = Needs(weak=True)
 
     @property
     def source(self) -> Source:
@@ -108,11 +113,12 @@ class FedTutor(WithTeacher):
             prior[1].copy_(strength * (q.flatten(0, 1).mean(0) + 1e-3).log())
 
     def step(self, client: Client, batch: Batch) -> State:
+        unlabelled = getattr(batch, self.options.view)
         if self.options.contrast:
-            (on_x, of_x), (on_u, of_u) = client.features(batch.labelled, batch.strong)
+            (on_x, of_x), (on_u, of_u) = client.features(batch.labelled, unlabelled)
             contrast = mean(self.contrast(client, batch, torch.cat([of_u, of_x])))
         else:
-            (on_x, on_u), contrast = client.model(batch.labelled, batch.strong), client.theta.new_zeros(())
+            (on_x, on_u), contrast = client.model(batch.labelled, unlabelled), client.theta.new_zeros(())
         prior_x, prior_u = client.state["log_prior"]
         supervised = mean(base.cross_entropy(on_x + prior_x, batch.labels))
         losses = {}
@@ -128,13 +134,13 @@ class FedTutor(WithTeacher):
         return record(supervised, found, (q.amax(1) >= least).to(found), q.argmax(1))
 
     def contrast(self, client: Client, batch: Batch, features: Tensor) -> Tensor:
-        """L_c of the strong views, whose features come first; the labelled images are pushed away alone."""
+        """L_c of the unlabelled images, whose features come first; the labelled ones are pushed away alone."""
         z = F.normalize(client.head("feature", features))
         proxies = F.normalize(client.head("proxy", client.classifier))
         labels = F.one_hot(batch.labels, client.classes).to(z.dtype)
         q = torch.cat([batch.made["unlabelled"], labels])
         uniform = torch.full_like(q[0], 1 / client.classes)
-        return proxyfl.contrast(z, proxies, q, q.amax(1) >= self.options.threshold, uniform, len(batch.strong))
+        return proxyfl.contrast(z, proxies, q, q.amax(1) >= self.options.threshold, uniform, len(batch.index))
 
     def loss(self, q: Tensor, logits: Tensor) -> Tensor:
         """ℓ of each image."""
