@@ -231,7 +231,9 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     monkeypatch.setattr(demo, "read_status", lambda folder: Status("demo", "", False, [], []))
     monkeypatch.setattr(demo.audit, "read", lambda log: done.append(f"audit {log.parent.parent.name}") or NO_AUDIT)
     words = ["--attacker"] if attacker else []
-    run("demo", "--out", tmp_path / "demo", "--rounds", 1, "--labelled", 1, "--unlabelled", 12, "--tests", 2, *words)
+    for name, number in {"LABELLED": 1, "UNLABELLED": 12, "TESTS": 2}.items():
+        monkeypatch.setattr(demo, name, number)
+    run("demo", "--out", tmp_path / "demo", "--rounds", 1, *words)
     sites = ["north", "east", "south"]
     starts, ends = [f"start {name}" for name in ("server", *sites)], [f"end {name}" for name in sites]
     plain = [("run", 1, "run", 20, "none")]

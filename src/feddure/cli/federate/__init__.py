@@ -376,13 +376,8 @@ def audit(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Keep everything in this new folder.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep everything in ./feddure-demo.")] = False,
     method: Annotated[str, typer.Option("--method", help="Method name.")] = "fedtutor",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Communication rounds.")] = 4,
-    labelled: Annotated[int, typer.Option("--labelled", min=1, help="Labelled images per class and site.")] = 5,
-    unlabelled: Annotated[int, typer.Option("--unlabelled", min=0, help="Unlabelled images per site.")] = 300,
-    tests: Annotated[int, typer.Option("--tests", min=1, help="Test images per class, at the server.")] = 50,
-    local_steps: Annotated[int, typer.Option("--local-steps", min=1, help="Steps of a site in a round.")] = 20,
     attacker: Annotated[
         bool, typer.Option("--attacker", help="One of the sites poisons its updates; with and without defences.")
     ] = False,
@@ -393,19 +388,14 @@ def demo(
 
     ```text
     feddure federate demo                  # FedTutor; about two minutes on two cores
-    feddure federate demo --keep           # and look at what it made
+    feddure federate demo --out demo       # and look at what it made
     feddure federate demo --attacker       # one of the sites is hostile: who is named, and what helps
     ```
     """
     from feddure.cli.federate import show
     from feddure.flower.deploy import demo as demonstration
 
-    if keep and out is None:
-        out = Path("feddure-demo")
-    size = {"labelled": labelled, "unlabelled": unlabelled, "tests": tests}
-    _until_terminated(
-        lambda: demonstration.demonstrate(out, _show, show, method, rounds, local_steps, **size, attacker=attacker)
-    )
+    _until_terminated(lambda: demonstration.demonstrate(out, _show, show, method, rounds, attacker))
 
 
 def _until_terminated(work: Callable[[], Any], endless: bool = False) -> None:

@@ -33,6 +33,10 @@ SITES = ("north", "east", "south")
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 """The classes of Fashion-MNIST under names that can be folders."""
 
+LABELLED, UNLABELLED, TESTS = 5, 300, 50
+"""Images: labelled ones per class and site, unlabelled ones per site, the server's tests per class."""
+
+_STEPS = 20
 _FAVOURED = 4
 """How many times as many unlabelled images a site has of the classes it sees most."""
 
@@ -60,11 +64,7 @@ def demonstrate(
     screen: Screen,
     method: str,
     rounds: int,
-    local_steps: int,
-    labelled: int,
-    unlabelled: int,
-    tests: int,
-    attacker: bool = False,
+    attacker: bool,
 ) -> None:
     """Do all of it in a folder, and end all of it; the folder stays where one was named.
 
@@ -72,8 +72,8 @@ def demonstrate(
     """
     began = time.monotonic()
     with _folder(out) as root:
-        show(f"1. images of three sites, {labelled} labelled per class: {root / 'images'}")
-        images, test_folder = _write_sites(root / "images", labelled, unlabelled, tests)
+        show(f"1. images of three sites, {LABELLED} labelled per class: {root / 'images'}")
+        images, test_folder = _write_sites(root / "images")
         description = _describe(free_port())
         show(f"\n2. certificates, keys and bundles: {root / 'federation'}")
         folder = initialise(root / "federation", description, control_port=free_port())
@@ -88,7 +88,7 @@ def demonstrate(
                     f"{ATTACKER} is hostile: it turns its updates round and makes them {ATTACK.factor:g} times as long"
                 )
             asked = {"method": method, "rounds": rounds, "preset": "demo", "test-folder": str(test_folder)}
-            train = partial(_run, folder, sites, asked, f"local_steps={local_steps}", show, screen)
+            train = partial(_run, folder, sites, asked, f"local_steps={_STEPS}", show, screen)
             if attacker:
                 without = train(root / "run-undefended", "5. a run without defences", _UNDEFENDED)
                 defended = train(root / "run", f"6. a run with defences: {_DEFENDED}", _DEFENDED)
@@ -108,7 +108,7 @@ def demonstrate(
                 process.terminate()  # side by side; the block waits for each
         show(f"{duration(time.monotonic() - began)}, and nothing is left running")
         if out is None:
-            show("all of it is removed, report and model too; `feddure federate demo --keep` keeps it")
+            show("all of it is removed, report and model too; --out FOLDER keeps it")
 
 
 def _start(folder: ServerFolder, name: str, images: Path, show: Show) -> ProcessGroup:
@@ -169,11 +169,8 @@ def _describe(port: int) -> Description:
     )
 
 
-def _write_sites(folder: Path, labelled: int, unlabelled: int, tests: int) -> tuple[dict[str, Path], Path]:
-    """Write the images: `labelled` per class and site, about `unlabelled` a site, `tests` per class.
-
-    Returns each site's folder and the server's test folder.
-    """
+def _write_sites(folder: Path) -> tuple[dict[str, Path], Path]:
+    """Write the images; returns each site's folder and the server's test folder."""
     images = data.load("fashion-mini")
     taken = [0] * len(CLASSES)
     folders = {}
@@ -181,15 +178,15 @@ def _write_sites(folder: Path, labelled: int, unlabelled: int, tests: int) -> tu
         home = folders[name] = folder / name
         weights = [_FAVOURED if number % len(SITES) == position else 1 for number in range(len(CLASSES))]
         for number, kind in enumerate(CLASSES):
-            many = round(unlabelled * weights[number] / sum(weights))
-            own = _of_class(images.labels, number)[taken[number] :][: labelled + many]
+            many = round(UNLABELLED * weights[number] / sum(weights))
+            own = _of_class(images.labels, number)[taken[number] :][: LABELLED + many]
             taken[number] += len(own)
-            _write(home / "labelled" / kind, images.images[own[:labelled]])
+            _write(home / "labelled" / kind, images.images[own[:LABELLED]])
             # The names of unlabelled files say nothing about the class.
             order = rng.bits(len(own), "demo", name, number)
-            _write(home / "unlabelled", images.images[own[labelled:]], [f"{bits:016x}" for bits in order[labelled:]])
+            _write(home / "unlabelled", images.images[own[LABELLED:]], [f"{bits:016x}" for bits in order[LABELLED:]])
     for number, name in enumerate(CLASSES):
-        _write(folder / "test" / name, images.test_images[_of_class(images.test_labels, number)[:tests]])
+        _write(folder / "test" / name, images.test_images[_of_class(images.test_labels, number)[:TESTS]])
     return folders, folder / "test"
 
 
