@@ -243,7 +243,7 @@ CONTROLS = (
 
 CONTROLS_DEMO = (
     "FedTutor",
-    "tutor on labelled images alone",
+    "FedTutor, weak view",
     "half the clients without labels, FedTutor",
     "half without labels, all take part, FedTutor, weight by labels",
 )
@@ -598,7 +598,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "privacy": privacy,
     "site-privacy": site_privacy,
     "sage": sage,
-    "alike": lambda: beyond_labels_only("alike", "norm", {f"{norm} norm": norm for norm in ("batch", "group")}),
+    "alike": lambda: beyond_labels_only("alike", "norm", {"dealt evenly": "batch"}),
+    "all-alike": lambda: beyond_labels_only("alike", "norm", {f"{norm} norm": norm for norm in ("batch", "group")}),
     "thousand-clients": lambda: beyond_labels_only("many-clients", "setting", named(DEMO)),
     "paper": from_paper,
     "regulators": regulators,
