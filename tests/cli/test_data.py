@@ -85,7 +85,7 @@ def test_check_counts_measures_and_approves_the_real_thing():
 def test_check_says_what_is_not_official_and_exits_with_1(tmp_path):
     write_fashion(tmp_path)
     text = run("check", "fashion-mnist", "--data-dir", tmp_path, code=1)
-    assert "train images: expected 6000 of each class, found T-shirt/top 1" in text
+    assert "train images found of T-shirt/top: 1 of 6,000" in text
     report = json.loads(run("check", "fashion-mnist", "--data-dir", tmp_path, "--json", code=1))
     assert report["official"] is False
     assert any("test_labels: the SHA-256" in deviation for deviation in report["deviations"])

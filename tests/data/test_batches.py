@@ -1,5 +1,7 @@
 """Batches: which images a client sees, how often, and that nobody else's presence changes them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,25 @@ def test_views_of_one_batch_show_the_same_images(feed):
         raw = rng.bits(15 * words, 3, f"augment-{kind}", 9, 7).reshape(15, words)
         expected = apply(uint8, decide(raw, 12), feed.normalise)
         assert torch.equal(getattr(batches, kind).flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("cutout", [False, True])
+def test_images_in_which_left_and_right_differ_are_never_mirrored(images, cutout):
+    """Brightness rises from left to right: in no view of such an image does it fall."""
+    ramp = np.broadcast_to(np.arange(12, dtype=np.uint8)[:, None] * 20, images.images.shape)
+    mirrored = {}
+    for flip in (False, True):
+        feed = DeviceImages(replace(images, images=np.ascontiguousarray(ramp), flip=flip), CPU, torch.float64)
+        batches = one(feed, order(cutout=cutout))
+        # In the middle, which no crop's reflected border reaches, by their first and last columns.
+        falls = [v.flatten(0, 1)[:, 0, :, 4] > v.flatten(0, 1)[:, 0, :, 7] for v in (batches.labelled, batches.weak)]
+        mirrored[flip] = [bool(view.all(1).any()) for view in falls]
+        words = rng.bits(15 * augment.STRONG_BITS, 0, "augment-strong", 1, 0).reshape(15, -1)
+        decisions = augment.strong_decisions(words, 12)
+        decisions[:, 0] *= flip
+        uint8 = feed.images[torch.tensor(batches.index.flatten().tolist())]
+        assert torch.equal(batches.strong.flatten(0, 1), augment.strong(uint8, decisions, feed.normalise))
+    assert mirrored == {False: [False, False], True: [True, True]}
 
 
 def test_several_strong_views(feed):

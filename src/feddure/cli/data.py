@@ -156,6 +156,7 @@ def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:
         "sites": [_counts(name, dataset.site == number, labelled, 0) for number, name in enumerate(dataset.sites)],
         "mean": dataset.mean,
         "std": dataset.std,
+        "flip": dataset.flip,
         "measured_mean": mean,
         "measured_std": std,
         "fingerprint": dataset.fingerprint,
@@ -189,6 +190,7 @@ def _show(report: dict[str, Any]) -> None:
     for name in ("mean", "std"):
         stated, measured = (" ".join(f"{value:.4f}" for value in report[key]) for key in (name, f"measured_{name}"))
         facts.add_row(name, f"{stated}   measured {measured}")
+    facts.add_row("mirrored", "in half of the views" if report["flip"] else "never")
     facts.add_row("fingerprint", report["fingerprint"])
     if report["official"] is not None:
         facts.add_row("official", "yes" if report["official"] else "[bold red]no[/]")

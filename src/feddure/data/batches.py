@@ -156,6 +156,7 @@ class DeviceImages:
         self.test_labels = _tensor(dataset.test_labels).to(device)
         self.test_site = None if dataset.test_site is None else _tensor(dataset.test_site).to(device)
         self.sites = len(dataset.sites)
+        self.flip = dataset.flip
         self.normalise = augment.Normalise(dataset.mean, dataset.std, dtype)
 
     def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -285,4 +286,6 @@ class _Pile:
         if not len(index):
             return source.plain(index)
         decisions = decide(np.concatenate(self._raw).reshape(len(index), -1), source.side)
+        if not source.flip:
+            decisions[:, 0] = 0
         return apply(source.images[source._upload(index)], decisions, source.normalise)

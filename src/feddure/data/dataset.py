@@ -37,6 +37,7 @@ class Dataset:
     sites: tuple[str, ...] = ()
     site: np.ndarray | None = None  # int64 [N]
     test_site: np.ndarray | None = None  # int64 [M], UNKNOWN where an image is no site's own
+    flip: bool = True  # whether views may be mirrored: not where left and right tell classes apart
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -51,6 +52,8 @@ class Dataset:
         for array in (self.images, self.labels, self.labelled, self.site):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
+        if not self.flip:
+            digest.update(b"no flip")
         return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 in its real formats, whole, damaged and malicious."""
+"""CIFAR-10 and CIFAR-100 in their real formats, whole, damaged and malicious."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddure.data import sources
-from feddure.data.sources import cifar
+from feddure.data.sources.cifar import CIFAR10, CIFAR100
 from feddure.errors import DataError
 
 PER_BATCH = 4
@@ -68,17 +68,17 @@ STYLES = {
 
 def write_cifar(folder: Path, style: str = "python2") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(cifar.BATCHES):
+    for number, name in enumerate(CIFAR10.batches):
         (folder / name).write_bytes(STYLES[style](pixels(number), labels(number)))
 
 
-def write_archive(data_dir: Path, order: tuple[str, ...] = tuple(reversed(cifar.BATCHES))) -> Path:
-    folder = data_dir / "made" / cifar.FOLDER
+def write_archive(data_dir: Path, order: tuple[str, ...] = tuple(reversed(CIFAR10.batches))) -> Path:
+    folder = data_dir / "made" / CIFAR10.folder
     write_cifar(folder)
-    archive = data_dir / cifar.ARCHIVE
+    archive = data_dir / CIFAR10.archive
     with tarfile.open(archive, "w:gz") as tar:
         for name in order:
-            tar.add(folder / name, f"{cifar.FOLDER}/{name}")
+            tar.add(folder / name, f"{CIFAR10.folder}/{name}")
     return archive
 
 
@@ -98,11 +98,11 @@ def assert_is_cifar(data_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("style", "place"),
-    [*((style, cifar.FOLDER) for style in STYLES), ("python2", f"cifar10/{cifar.FOLDER}"), ("python2", ".")],
+    [*((style, CIFAR10.folder) for style in STYLES), ("python2", f"cifar10/{CIFAR10.folder}"), ("python2", ".")],
 )
 def test_batches_of_every_python_are_read_where_people_put_them(tmp_path, style, place):
     write_cifar(tmp_path / place, style)
-    assert cifar.find(tmp_path) == tmp_path / place
+    assert CIFAR10.find(tmp_path) == tmp_path / place
     assert_is_cifar(tmp_path)
 
 
@@ -112,8 +112,8 @@ def test_the_archive_is_read_whatever_the_order_of_its_members(tmp_path):
 
 
 def test_a_missing_batch_is_named(tmp_path):
-    write_cifar(tmp_path / cifar.FOLDER)
-    (tmp_path / cifar.FOLDER / "data_batch_3").unlink()
+    write_cifar(tmp_path / CIFAR10.folder)
+    (tmp_path / CIFAR10.folder / "data_batch_3").unlink()
     with pytest.raises(DataError, match="data_batch_3 missing"):
         sources.load("cifar10", tmp_path)
 
@@ -138,8 +138,8 @@ def test_a_missing_batch_is_named(tmp_path):
     ],
 )
 def test_a_bad_batch_is_one_error_that_names_the_file(tmp_path, content, message):
-    write_cifar(tmp_path / cifar.FOLDER)
-    bad = tmp_path / cifar.FOLDER / "data_batch_2"
+    write_cifar(tmp_path / CIFAR10.folder)
+    bad = tmp_path / CIFAR10.folder / "data_batch_2"
     bad.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         sources.load("cifar10", tmp_path)
@@ -163,8 +163,8 @@ def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path, function, protoco
     argument = {os.system: f"mkdir {marker}", eval: f"__import__('os').mkdir({str(marker)!r})"}.get(
         function, str(marker)
     )
-    write_cifar(tmp_path / cifar.FOLDER)
-    bad = tmp_path / cifar.FOLDER / "data_batch_1"
+    write_cifar(tmp_path / CIFAR10.folder)
+    bad = tmp_path / CIFAR10.folder / "data_batch_1"
     bad.write_bytes(pickle.dumps({"data": Attack(function, argument), "labels": []}, protocol))
     with pytest.raises(DataError, match="it was not run") as caught:
         sources.load("cifar10", tmp_path)
@@ -185,14 +185,14 @@ def test_a_pickle_that_calls_a_function_runs_nothing(tmp_path, function, protoco
 )
 def test_names_near_the_permitted_ones_are_refused(program):
     with pytest.raises(DataError, match="not a readable CIFAR batch"):
-        cifar.read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
+        CIFAR10.read_batch(io.BytesIO(b"\x80\x02" + program), "a file")
 
 
 def test_a_pickle_cannot_alter_the_type_of_bytes():
     kind = b"cnumpy\ndtype\n(X\x02\x00\x00\x00u1K\x00K\x01tR"
     state = b"(K\x03X\x01\x00\x00\x00|NNNK\x08K\x08K?tb"  # of eight bytes each, and objects
     with pytest.raises(DataError, match="expected a dictionary"):
-        cifar.read_batch(io.BytesIO(b"\x80\x02" + kind + state + b"."), "a file")
+        CIFAR10.read_batch(io.BytesIO(b"\x80\x02" + kind + state + b"."), "a file")
     assert np.dtype("u1").itemsize == 1
     assert not np.dtype("u1").hasobject
 
@@ -208,20 +208,61 @@ def test_a_damaged_batch_is_read_or_refused_but_never_crashes(style, where, valu
     whole[position] = value
     content = bytes(whole[:position] if cut else whole)
     try:
-        images, targets = cifar.read_batch(io.BytesIO(content), "a file")
+        images, targets = CIFAR10.read_batch(io.BytesIO(content), "a file")
     except DataError:
         return
     assert images.shape == (len(targets), 32, 32, 3)
 
 
+def cifar100_file(number: int, fine: list[int]) -> bytes:
+    content = {"filenames": ["a.png"], "batch_label": "b", "fine_labels": fine, "coarse_labels": [19] * len(fine)}
+    return pickle.dumps({**content, "data": pixels(number)}, 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_cifar_100_has_its_fine_classes(tmp_path, packed):
+    folder = tmp_path / CIFAR100.folder
+    folder.mkdir()
+    files = {"train": cifar100_file(0, [0, 99, 19, 29]), "test": cifar100_file(1, [1, 2, 3, 4]), "meta": b"x"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if packed:
+        with tarfile.open(tmp_path / CIFAR100.archive, "w:gz") as tar:
+            tar.add(folder, CIFAR100.folder)
+        (folder / "train").unlink()
+    dataset = sources.load("cifar100", tmp_path)
+    np.testing.assert_array_equal(dataset.images, pixels(0).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    assert [dataset.classes[label] for label in dataset.labels] == ["apple", "worm", "cattle", "dinosaur"]
+    assert dataset.test_labels.tolist() == [1, 2, 3, 4]
+    assert len(set(dataset.classes)) == 100
+    assert list(dataset.classes) == sorted(dataset.classes)
+    deviations = sources.find_source("cifar100").deviations(dataset)
+    assert deviations[0].startswith("train images found of apple: 1 of 500")
+    assert deviations[0].endswith("and 90 more classes")
+
+
+def test_a_label_beyond_cifar_100s_classes_is_refused(tmp_path):
+    (tmp_path / CIFAR100.folder).mkdir()
+    for name in CIFAR100.batches:
+        (tmp_path / CIFAR100.folder / name).write_bytes(cifar100_file(0, [0, 1, 2, 100]))
+    with pytest.raises(DataError, match="label 3 is 100, expected 0 to 99"):
+        sources.load("cifar100", tmp_path)
+
+
+def test_files_that_happen_to_be_called_train_and_test_are_not_taken_for_cifar_100(tmp_path):
+    for name in CIFAR100.batches:
+        (tmp_path / name).write_bytes(cifar100_file(0, [0, 1, 2, 3]))
+    assert CIFAR100.find(tmp_path) is None
+
+
 def test_a_damaged_archive_is_one_error(tmp_path):
-    write_archive(tmp_path, cifar.BATCHES[:-1])
+    write_archive(tmp_path, CIFAR10.batches[:-1])
     with pytest.raises(DataError, match="test_batch not in the archive"):
         sources.load("cifar10", tmp_path)
     archive = write_archive(tmp_path)
     for content in (archive.read_bytes()[:-3000], b"not an archive"):
         archive.write_bytes(content)
-        with pytest.raises(DataError, match=cifar.ARCHIVE):
+        with pytest.raises(DataError, match=CIFAR10.archive):
             sources.load("cifar10", tmp_path)
 
 

@@ -64,6 +64,12 @@ def test_size_and_channels_are_options_of_the_name(tmp_path, options, shape):
     assert dataset.name == name
 
 
+def test_a_name_may_say_that_left_and_right_differ(tmp_path):
+    usual, never = (sources.load(f"folder:{write_folder(tmp_path)}{options}") for options in ("", "?flip=0"))
+    assert (usual.flip, never.flip) == (True, False)
+    assert usual.fingerprint != never.fingerprint  # they are not trained on alike
+
+
 def test_sites_are_clients(tmp_path):
     dataset = sources.load(f"folder:{write_sites(tmp_path)}?size=8")
     assert dataset.sites == ("east", "north", "west")

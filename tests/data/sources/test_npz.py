@@ -40,6 +40,7 @@ def test_four_arrays_make_a_data_set(tmp_path):
     assert dataset.labels.dtype == dataset.test_labels.dtype == np.int64
     assert dataset.classes == ("0", "1", "2")
     assert (dataset.labelled, dataset.site, dataset.sites) == (None, None, ())
+    assert (dataset.flip, sources.load(f"npz:{tmp_path / 'mine.npz'}?flip=0").flip) == (True, False)
 
 
 def test_every_optional_array_is_used(tmp_path):

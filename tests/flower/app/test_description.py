@@ -51,12 +51,18 @@ def test_yaml_round_trip_is_exact():
     [
         ("[benign, malignant]", "[malignant, benign]"),
         ("size: 64", "size: 65"),
+        ("size: 64", "size: 64\nflip: false"),
         ("0.1]", "0.11]"),
         ("channels: 3\nmean: [0.5, 0.4, 0.3]\nstd: [0.2, 0.2, 0.1]", "channels: 1\nmean: [0.5]\nstd: [0.2]"),
     ],
 )
 def test_whatever_must_be_equal_everywhere_is_in_the_fingerprint(old, new):
     assert descriptions.parse(changed(old, new)).fingerprint() != descriptions.parse(TEXT).fingerprint()
+
+
+def test_copies_that_do_not_speak_of_flips_agree_with_those_that_do():
+    said = descriptions.parse(changed("size: 64", "size: 64\nflip: true"))
+    assert said.fingerprint() == descriptions.parse(TEXT).fingerprint()
 
 
 def test_address_timeout_and_other_sites_may_differ_between_sites():

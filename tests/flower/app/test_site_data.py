@@ -43,6 +43,13 @@ def test_class_numbers_are_the_descriptions_not_the_alphabets(folder):
     assert np.array_equal(found.dataset.labels[found.labelled], 3 - expected.dataset.labels[expected.labelled])
 
 
+def test_the_description_says_whether_views_may_be_mirrored(folder):
+    never = federated.DESCRIPTION.model_copy(update={"flip": False})
+    assert load(folder).dataset.flip
+    assert not site_data.load(ImageFolder(folder), never).dataset.flip
+    assert not site_data.without_images(never).flip
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

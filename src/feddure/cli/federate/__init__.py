@@ -59,6 +59,9 @@ def init(
     ],
     size: Annotated[int, typer.Option("--size", help="Height and width of images in pixels after reading.")] = 32,
     channels: Annotated[int, typer.Option("--channels", help="1 for grey images, 3 for colour.")] = 3,
+    flip: Annotated[
+        bool, typer.Option("--flip/--no-flip", help="Mirror images at random; not where left and right matter.")
+    ] = True,
     mean: Annotated[str | None, typer.Option("--mean", metavar="A,B,C", help="Mean of images / 255; 0.5 each.")] = None,
     std: Annotated[str | None, typer.Option("--std", metavar="A,B,C", help="Their deviation; 0.25 each.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="The federation's name; default: the folder's.")] = None,
@@ -94,6 +97,7 @@ def init(
         "channels": channels,
         "mean": _numbers("--mean", mean) or [0.5] * channels,
         "std": _numbers("--std", std) or [0.25] * channels,
+        "flip": flip,
         "sites": names("--sites", sites),
         "server": {"host": host, "port": port},
         "timeout_seconds": timeout,

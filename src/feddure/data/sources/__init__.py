@@ -11,7 +11,7 @@ from pathlib import Path
 
 from feddure import plugins
 from feddure.data.dataset import Dataset, check
-from feddure.data.sources import cifar, cinic, fashion, folder, npz
+from feddure.data.sources import cifar, cinic, fashion, folder, npz, svhn
 from feddure.data.sources.base import Source, default_data_dir
 from feddure.data.sources.own import Found, Options, options_of, with_options
 from feddure.errors import DataError, FeddureWarning, did_you_mean
@@ -33,7 +33,8 @@ __all__ = [
     "with_options",
 ]
 
-_SOURCES = {source.name: source for source in (fashion.MINI_SOURCE, cifar.SOURCE, fashion.SOURCE, cinic.SOURCE)}
+_BUILT_IN = (fashion.MINI_SOURCE, cifar.SOURCE, cifar.SOURCE_100, svhn.SOURCE, fashion.SOURCE, cinic.SOURCE)
+_SOURCES = {source.name: source for source in _BUILT_IN}
 FORMS = ("folder:PATH", "npz:PATH", "package.module:function")
 """How the user's own data are named."""
 

@@ -25,6 +25,8 @@ from rich.progress import (
 from feddure.data.dataset import Dataset
 from feddure.errors import DataError
 
+_MOST_SHOWN = 10
+
 
 @dataclass(frozen=True)
 class File:
@@ -62,17 +64,20 @@ class Source:
     sha256: Mapping[str, str] = field(default_factory=dict)
     download: Download | None = None
     title: str = ""  # as people write the name, where that differs
+    uneven: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Images of each class in "train" and "test"; where nothing is said, all classes have as many."""
 
     def deviations(self, dataset: Dataset) -> list[str]:
         """In what a loaded data set differs from the official one."""
         found = []
         for split, labels, total in (("train", dataset.labels, self.train), ("test", dataset.test_labels, self.test)):
-            # Every data set that has an official size has as many images of each class.
-            expected = (total or 0) // len(dataset.classes)
-            counts = zip(dataset.classes, np.bincount(labels, minlength=len(dataset.classes)), strict=True)
-            wrong = [f"{name} {count}" for name, count in counts if count != expected]
+            number = len(dataset.classes)
+            expected = self.uneven.get(split, [(total or 0) // number] * number)
+            counts = zip(dataset.classes, np.bincount(labels, minlength=number), expected, strict=True)
+            wrong = [f"{name}: {count:,} of {wanted:,}" for name, count, wanted in counts if count != wanted]
             if wrong:
-                found.append(f"{split} images: expected {expected} of each class, found {', '.join(wrong)}")
+                more = [f"and {len(wrong) - _MOST_SHOWN} more classes"] if len(wrong) > _MOST_SHOWN else []
+                found.append(f"{split} images found of {', '.join(wrong[:_MOST_SHOWN] + more)}")
         for name, official in self.sha256.items():
             array = np.ascontiguousarray(getattr(dataset, name).astype(np.uint8, copy=False))
             if hashlib.sha256(array.data).hexdigest() != official:

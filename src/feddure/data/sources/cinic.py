@@ -14,7 +14,7 @@ import numpy as np
 from feddure.data.dataset import Dataset
 from feddure.data.sources import cache
 from feddure.data.sources.base import Download, File, Source, cache_dir, missing
-from feddure.data.sources.cifar import CLASSES
+from feddure.data.sources.cifar import CIFAR10
 from feddure.data.sources.images import Rule, decode
 from feddure.data.sources.layouts import entries
 from feddure.data.sources.own import refuse_damaged, shown
@@ -23,6 +23,7 @@ from feddure.files import write_whole
 
 MEAN = (0.47889522, 0.47227842, 0.43047404)
 STD = (0.24205776, 0.23828046, 0.25874835)
+CLASSES = CIFAR10.classes
 FOLDERS = ("cinic10", "CINIC-10")
 SPLITS = ("train", "test")
 _RULE = Rule(size=32, channels=3, resize=False)

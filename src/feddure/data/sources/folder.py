@@ -99,6 +99,7 @@ def _assemble(
         labelled=labels[training] != UNKNOWN,
         sites=sites,
         site=None if site is None else site[training],
+        flip=bool(options.flip),
         test_site=None if site is None or (site[tests] == UNKNOWN).all() else site[tests],
     )
     return dataset, split

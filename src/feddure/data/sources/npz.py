@@ -4,7 +4,8 @@ Required: images, labels; optional: test_images, test_labels, classes, mean, std
 mean what the fields of `Dataset` mean. Images are uint8 [N, height, width] or [N, height, width, channels]; a label of
 -1 says that the class is not known, and where `labelled` is missing, exactly those images are unlabelled. MedMNIST's
 names are read too: train_images, train_labels, val_images, val_labels, test_images, test_labels, labels [N, 1]. The
-name of the data set may end in `?test=0.2&split_seed=0` (`own.py`), which counts where there are no test images.
+name of the data set may end in `?flip=1&test=0.2&split_seed=0` (`own.py`); the split counts where there are no test
+images.
 """
 
 import os
@@ -31,7 +32,7 @@ _VALIDATION = ("val_images", "val_labels")
 
 def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
     """The data set in an .npz file, checked, and what was understood of it."""
-    path, options = parse("npz", where, ("test", "split_seed"))
+    path, options = parse("npz", where, ("test", "split_seed", "flip"))
     arrays = _read(path)
     theirs = MEDMNIST[0] in arrays
     layout = "one .npz file, MedMNIST's names" if theirs else "one .npz file"
@@ -39,7 +40,7 @@ def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
         split, remarks = None, _rename(arrays) if theirs else []
         if TESTS[0] not in arrays:
             split = _split(arrays, options.test, options.split_seed)
-        dataset = check(_dataset(f"npz:{where}", arrays), str(path))
+        dataset = check(_dataset(f"npz:{where}", arrays, bool(options.flip)), str(path))
         if dataset.labelled is None:
             remarks.append(
                 "every training image has a label, of which the partition uses some: 5 a class and client, or what "
@@ -147,7 +148,7 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise DataError(f"{path}: unknown array {', '.join(unknown)}; expected {', '.join(known)}")
 
 
-def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
+def _dataset(name: str, arrays: dict[str, np.ndarray], flip: bool) -> Dataset:
     images, test_images = (
         array[..., None] if array.ndim == 3 else array for array in (arrays["images"], arrays["test_images"])
     )
@@ -167,6 +168,7 @@ def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
         sites=_names("sites", arrays, *([] if site is None else [site])),
         site=site,
         test_site=_whole("test_site", arrays["test_site"]) if "test_site" in arrays else None,
+        flip=flip,
     )
 
 

@@ -1,6 +1,7 @@
 """What the readers of people's own images share: the options in a name, what was found, and the split for tests.
 
-A name ends in options: `folder:PATH?size=32&channels=3&depth=16&test=0.2&split_seed=0&skip_damaged=0` (the defaults).
+A name ends in options: `folder:PATH?size=32&channels=3&depth=16&flip=1&test=0.2&split_seed=0&skip_damaged=0` (the
+defaults). `flip=0` says that a mirrored image may be of another class.
 Where the images come without a test part, a share `test` of the labelled ones becomes it; `split_seed` says which, so
 that the name of a data set is all that its split depends on. `test=0` takes none.
 """
@@ -27,6 +28,7 @@ _ALLOWED = {
     "size": (range(5, 4097), "5 to 4096 pixels"),
     "channels": ((1, 3), "1 (grey) or 3 (colour)"),
     "depth": (range(LEAST_DEPTH, FULL_DEPTH + 1), f"{LEAST_DEPTH} to {FULL_DEPTH} bits"),
+    "flip": ((0, 1), "1 or 0"),
     "split_seed": (range(10**9), "0 or more"),
     "skip_damaged": ((0, 1), "1 or 0"),
 }
@@ -41,6 +43,7 @@ class Options(NamedTuple):
     test: float = TEST_SHARE
     split_seed: int = 0
     skip_damaged: int = 0
+    flip: int = 1
 
     @property
     def rule(self) -> Rule:

@@ -43,6 +43,7 @@ class Description(_Section):
     channels: Literal[1, 3] = Field(3, description="1 for grey images, 3 for colour.")
     mean: tuple[float, ...] = Field(description="Mean of images / 255, one number for each channel.")
     std: tuple[PositiveFloat, ...] = Field(description="Deviation of images / 255, one number for each channel.")
+    flip: bool = Field(True, description="Whether views may be mirrored: not where left and right tell classes apart.")
     sites: tuple[str, ...] = Field(description="Names of the sites; a site's client number is its position.")
     server: ServerAddress = ServerAddress()
     timeout_seconds: float = Field(600.0, gt=0, description="Longest time the server waits for the sites of a round.")
@@ -89,7 +90,8 @@ class Description(_Section):
 
     def fingerprint(self) -> str:
         """A hash of all that must be equal at every site; address, timeout and who else takes part may differ."""
-        fields = self.model_dump(mode="json", exclude=_MAY_DIFFER)
+        usual = {"flip"} if self.flip else set()  # copies of before there was this field agree with it
+        fields = self.model_dump(mode="json", exclude=_MAY_DIFFER | usual)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: "Description") -> list[str]:

@@ -146,7 +146,8 @@ def without_images(description: Description) -> Dataset:
     none = np.empty((0, description.size, description.size, description.channels), dtype=np.uint8)
     nothing = np.empty(0, dtype=np.int64)
     return Dataset(
-        description.name, none, nothing, none, nothing, description.classes, description.mean, description.std
+        *(description.name, none, nothing, none, nothing, description.classes, description.mean, description.std),
+        flip=description.flip,
     )
 
 
@@ -242,6 +243,7 @@ def _assemble(
         mean=description.mean,
         std=description.std,
         labelled=training != UNKNOWN,
+        flip=description.flip,
     )
     return SiteData(
         dataset,
