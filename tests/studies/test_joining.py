@@ -1,5 +1,7 @@
 """Is joining worth it: gains site by site, paired over seeds, by the same kind of model on both sides."""
 
+from dataclasses import replace
+
 import pytest
 
 import tiny
@@ -19,11 +21,16 @@ CONFUSION = [[5, 5], [5, 5]]
 NORTH, SOUTH = (0.75, 0.25), (0.25, 0.75)  # their class mixes
 
 
-def made_up(tmp_path, method, seed, test, averaged=None):
+EVALUATIONS = 11  # so that the mean of the last ten leaves the first out
+
+
+def made_up(tmp_path, method, seed, test, averaged=None, evaluations=EVALUATIONS):
     record = {"round": 1, "clients": [0], "steps": [1], "test": test | {"confusion": CONFUSION}}
     if averaged is not None:
         record["test_ema"] = averaged | {"confusion": CONFUSION}
-    return records.Run(tmp_path, tiny.experiment(method=method, seed=seed, rounds=1), [record], [], {}, PARTITION)
+    return records.Run(
+        tmp_path, tiny.experiment(method=method, seed=seed, rounds=1), [record] * evaluations, [], {}, PARTITION
+    )
 
 
 def alone(tmp_path, seed, north, south):
@@ -74,9 +81,9 @@ def test_gains_are_paired_site_by_site_and_over_seeds(view):
     row = table.loc["FedTutor", "averaged", "own class mix"]
     assert row["gain"] == f"{expected.mean:+.1f}"
     assert row["95 % interval"] == expected.interval
-    assert row["sites that gain"] == "100 %"
+    assert row["sites that gain"] == "4 of 4"
     # 0.6 and 0.5 against north's 0.75 and 0.7 and south's 0.5 and 0.55
-    assert table.loc["Labels only", "last", "own class mix"]["sites that gain"] == "25 %"
+    assert table.loc["Labels only", "last", "own class mix"]["sites that gain"] == "1 of 4"
     assert table.loc["Labels only", "last", "common test set"]["alone"] == "50.0"
 
 
@@ -91,17 +98,27 @@ def test_every_federated_method_has_its_answer(view):
     matched, tutor = view.joining.sentences()
     assert "cannot be judged by two seeds" in matched
     assert "FedTutor" in tutor
-    assert "0 % of sites gain" in tutor
+    assert "0 of 4 sites over 2 seeds gain" in tutor
 
 
 @pytest.mark.parametrize(
     ("shares", "said"),
-    [((0.9, 0.9, 0.8), "is worth it"), ((0.1, 0.2, 0.1), "does harm"), ((0.9, 0.2, 0.6), "cannot be told")],
+    [
+        ((0.9, 0.9, 0.8), "is worth it"),
+        ((0.1, 0.2, 0.1), "does harm"),
+        ((0.9, 0.2, 0.6), "makes no difference that can be told"),
+    ],
 )
 def test_three_seeds_may_tell(tmp_path, shares, said):
     runs = [alone(tmp_path, seed, [1.0, 0.0], [0.5, 0.5]) for seed in range(3)]
     runs += [joined(tmp_path, "fedtutor", seed, [share, share]) for seed, share in enumerate(shares)]
     assert said in View(make_plan(["local", "fedtutor"], [0, 1, 2]), runs, {}).joining.sentences()[0]
+
+
+def test_a_mean_that_begins_where_training_does_tells_nothing(view):
+    runs = [replace(run, metrics=run.metrics[:10]) for run in view.runs]
+    sentences = View(view.plan, runs, {}).joining.sentences()
+    assert all("cannot be judged after so few evaluations" in sentence for sentence in sentences)
 
 
 def test_without_anybody_alone_there_is_no_question(view):

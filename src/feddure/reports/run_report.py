@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy.stats import binomtest
 
 from feddure import experiments, methods
 from feddure.config import DIRICHLET, Experiment
@@ -31,7 +32,7 @@ _SETTINGS = {
     "dir-dir": "Labelled and unlabelled images are spread by separate Dirichlet draws per class",
     "fedmatch": "Labelled images are spread evenly, unlabelled ones in FedMatch's class mixes",
     "pairs": "Every two clients divide a random chunk of the images by a Dirichlet draw per class, as in SAGE",
-    "sites": "Images stay with the sites that own them",
+    "sites": "A site's images train its own client alone",
 }
 _COLUMNS = ("method", "partition.setting", "seed")  # of the table of runs, whether they differ or not
 _SEEDS = ("seed", "partition.seed")
@@ -91,9 +92,15 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = (), metric: str | N
 # --- what comes first --------------------------------------------------------------------------------------
 def _title(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(methods.title(run.experiment.method) for run in runs))
-    datasets = list(dict.fromkeys(display_name(run.experiment.dataset) for run in runs))
+    datasets = list(dict.fromkeys(_short(run.experiment.dataset) for run in runs))
     text = f"{listed(names, 4)} on {listed(datasets, 4)}"
     return text if len(runs) == 1 else f"{text}, {len(runs)} runs"
+
+
+def _short(dataset: str) -> str:
+    """A data set's name; of own images the folder's or file's, as the configuration has the rest."""
+    own = dataset.startswith(("folder:", "npz:"))
+    return Path(dataset.partition(":")[2].partition("?")[0]).name if own else display_name(dataset)
 
 
 def _in_words(runs: Sequence[Run]) -> Iterator[str]:
@@ -160,6 +167,7 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     steps, speed = summary.number(found.mean_local_steps, 1), summary.number(found.clients_per_second, 1)
     best = f"{percent(score.best, 1)} test, round {score.best_round}"
     cards = [
+        *_exported(run, found, last),
         (tested, test, percent(score.last10, 1), mean_of),
         (tested and found.evaluations != 1, "Last evaluation", percent(score.last, 1), last),
         (score.ema_last is not None, "Averaged model", percent(score.ema_last10, 1),
@@ -174,6 +182,23 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
          "of a client with all its images, over all rounds"),
     ]  # fmt: skip
     return [(what, value, note) for known, what, value, note in cards if known]
+
+
+def _exported(run: Run, found: Summary, last: str) -> list[tuple[bool, str, str, str]]:
+    """The card of the model that `export` and `predict` take, by the last evaluation; sites alone have none."""
+    score = found.score
+    value, key, kind = score.last, "test", ""
+    if score.ema_last is not None:
+        value, key, kind = score.ema_last, "test_ema", "averaged over rounds, "
+    tests = [record[key] for record in run.metrics if (record.get(key) or {}).get("confusion")]
+    if value is None or not tests or not methods.exchanges(run.experiment.method):
+        return []
+    total = sum(map(sum, tests[-1]["confusion"]))
+    note = f"{kind}{last}, {total:,} test images"
+    if found.metric == "accuracy":
+        low, high = binomtest(round(value * total), total).proportion_ci(method="wilson")
+        note += f": 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+    return [(True, "The model to use", percent(value, 1), note)]
 
 
 def _runs(
@@ -430,7 +455,11 @@ def _again(runs: Sequence[Run]) -> Section:
     commands = "\n".join(f"feddure run --config {name}" for name in files)
     parts: list[Any] = [Code(commands), Files("Save from this page:", files)]
     parts += [Group([Code(files["config.yaml"])], "config.yaml")] if single else []
-    return Section("Run it again", "The configuration and the data set determine every number above.", parts)
+    return Section(
+        "Run it again",
+        "The configuration, the data set and the kind of machine determine every number above but times.",
+        parts,
+    )
 
 
 def _but_for_seeds(run: Run) -> str:

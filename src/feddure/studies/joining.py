@@ -17,7 +17,7 @@ from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
 from feddure.tracking.records import Run
 from feddure.tracking.sites import site_accuracies
-from feddure.tracking.summary import NOTHING
+from feddure.tracking.summary import LAST, NOTHING
 
 TESTS = {"own_mix": "own class mix", "common": "common test set"}
 _MODELS = {"test": "last", "test_ema": "averaged"}
@@ -38,13 +38,14 @@ def sites(runs: Sequence[Run]) -> pd.DataFrame:
                         "seed": run.experiment.seed,
                         "site": named[found.client] if named else f"client {found.client}",
                         "model": kind,
+                        "evaluations": sum(bool(record.get(model)) for record in run.metrics),
                         "labelled": sum(run.partition["labelled"][found.client]),
                         "unlabelled": unlabelled + unknown,
                         "own_mix": None if found.own_mix is None else 100 * found.own_mix,
                         "common": 100 * found.common,
                     }
                 )
-    columns = ["method", "seed", "site", "model", "labelled", "unlabelled", *TESTS]
+    columns = ["method", "seed", "site", "model", "evaluations", "labelled", "unlabelled", *TESTS]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(TESTS, float))
 
 
@@ -57,7 +58,8 @@ class Joining:
         mine = by_site[by_site["method"] == alone]
         self.pairs: dict[tuple[str, str], pd.DataFrame] = {}  # (method, model) → a row a seed and site that has both
         for (method, model), theirs in by_site[by_site["method"] != alone].groupby(["method", "model"], sort=False):
-            both = theirs[list(TESTS)].add_suffix("_joined").join(mine[list(TESTS)].add_suffix("_alone"), how="inner")
+            joined = theirs[list(TESTS)].add_suffix("_joined").join(theirs["evaluations"])
+            both = joined.join(mine[list(TESTS)].add_suffix("_alone"), how="inner")
             if len(both):
                 self.pairs[str(method), str(model)] = both
 
@@ -83,7 +85,7 @@ class Joining:
                         "joined": f"{kept[f'{test}_joined'].mean():.1f}",
                         "gain": signed(gain.mean),
                         "95 % interval": gain.interval or NOTHING,
-                        "sites that gain": f"{100 * share(both, test):.0f} %",
+                        "sites that gain": gainers(both, test),
                     }
                 )
         return pd.DataFrame(lines)
@@ -112,10 +114,10 @@ def difference(both: pd.DataFrame, test: str) -> Difference | None:
     return frame.paired(ours, theirs)
 
 
-def share(both: pd.DataFrame, test: str) -> float:
-    """The share of sites that gain by joining."""
+def gainers(both: pd.DataFrame, test: str) -> str:
+    """How many sites gain by joining, each seed's counted by itself."""
     kept = both[[f"{test}_joined", f"{test}_alone"]].dropna()
-    return float((kept[f"{test}_joined"] > kept[f"{test}_alone"]).mean())
+    return f"{(kept[f'{test}_joined'] > kept[f'{test}_alone']).sum()} of {len(kept)}"
 
 
 def _sentence(method: str, both: pd.DataFrame) -> str:
@@ -130,9 +132,11 @@ def _sentence(method: str, both: pd.DataFrame) -> str:
     elif main.above or main.below:
         answer = "is worth it" if main.above else "does harm"
     else:
-        answer = "cannot be told from training alone"
-    gaining = f"{100 * share(both, test):.0f} % of sites gain"
-    return f"Joining with {title} {answer}: {' and '.join(parts)}; {gaining}."
+        answer = "makes no difference that can be told"
+    if both["evaluations"].min() <= LAST:  # their mean begins where training does
+        answer = "cannot be judged after so few evaluations"
+    seeds = f" over {main.n} seeds" if main.n > 1 else ""
+    return f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} sites{seeds} gain."
 
 
 _PLACES = {"own_mix": "a site's own class mix", "common": "the common test set"}

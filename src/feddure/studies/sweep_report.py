@@ -333,7 +333,7 @@ def _html(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str], pict
         [Section("Cases", _about_cases(found), [table(cases, numbers_from=len(cases.columns))])] if len(cases) else []
     )
     file = f"{sweep.name}.yaml"
-    again = "The sweep's file; the configuration that it starts from and the data set determine every number above."
+    again = "This file, what it starts from, the data set and the kind of machine determine all numbers but times."
     return page(
         "Sweep",
         sweep.name,
