@@ -189,15 +189,15 @@ def _exported(run: Run, found: Summary, last: str) -> list[tuple[bool, str, str,
     score = found.score
     value, key, kind = score.last, "test", ""
     if score.ema_last is not None:
-        value, key, kind = score.ema_last, "test_ema", "averaged over rounds, "
+        value, key, kind = score.ema_last, "test_ema", "averaged, "
     tests = [record[key] for record in run.metrics if (record.get(key) or {}).get("confusion")]
     if value is None or not tests or not methods.exchanges(run.experiment.method):
         return []
     total = sum(map(sum, tests[-1]["confusion"]))
-    note = f"{kind}{last}, {total:,} test images"
+    note = f"{kind}{last}; {total:,} images"
     if found.metric == "accuracy":
         low, high = binomtest(round(value * total), total).proportion_ci(method="wilson")
-        note += f": 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+        note += f", 95 % interval {100 * low:.1f} to {100 * high:.1f}"
     return [(True, "The model to use", percent(value, 1), note)]
 
 
