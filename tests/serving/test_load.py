@@ -234,6 +234,6 @@ def test_devices(trained, exported, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_gpu_says_the_same(trained, tmp_path):
-    file = feddure.export(trained, tmp_path / "file")
+    file = feddure.export(trained, tmp_path / "file.safetensors")
     on_cpu, on_gpu = (feddure.load_model(file, device=device)(PIXELS) for device in ("cpu", "cuda"))
     assert np.abs(on_cpu - on_gpu).max() < 1e-3

@@ -12,8 +12,8 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
-from feddure.simulation.federation import run
-from feddure.simulation.lanes import Stopped
+from feddure.simulation.federation import Federation, run
+from feddure.simulation.lanes import Lanes, Stopped
 from feddure.tracking.observer import Observer
 
 BUILT_IN = tuple(METHODS)  # other tests register methods of their own
@@ -348,3 +348,24 @@ def test_an_observer_that_fails_while_clients_train_ends_the_run_and_is_asked_on
     with pytest.raises(OSError, match="no space"):
         watched(images, True, witness)
     assert witness.rounds == [1]
+
+
+def test_a_round_whose_record_finds_no_memory_is_told_all_the_same(images, monkeypatch):
+    """On a GPU what was found is gathered while the next clients train, and they are tried again with fewer lanes."""
+    begin, short = Federation.start_round, iter([True])
+
+    def start_round(federation, meanwhile):
+        record = begin(federation, meanwhile)
+
+        def once_short():
+            if next(short, False):
+                raise torch.cuda.OutOfMemoryError
+            return record()
+
+        return once_short
+
+    monkeypatch.setattr(Federation, "start_round", start_round)
+    monkeypatch.setattr(Lanes, "fewer", lambda lanes: True)
+    witness = Witness()
+    watched(images, True, witness)
+    assert witness.rounds == [1, 2, 3, 4]

@@ -17,6 +17,7 @@ the rows Ω by gradient descent on all uploaded ones (ω_m^c, c): cross entropy 
 m = max_c min_{k≠c} ‖Ω̄_c − Ω̄_k‖.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddure.data.batches import Batch, Needs, cycle
+from feddure.errors import FeddureWarning, first_line
 from feddure.methods import base
 from feddure.methods.base import Client, Method, State, cross_entropy, mean, record, weighted_mean
 from feddure.methods.teacher import either_is_sure
@@ -164,10 +166,15 @@ def heads(features: int) -> dict[str, nn.Module]:
 def tune(rows: Tensor, uploaded: Tensor, margin: Tensor, orders: Tensor, rate: float) -> Tensor:
     """The rows after an epoch of gradient descent on the uploaded ones in each of these orders."""
     if rows.is_cuda:
-        from feddure.methods import proxyfl_kernel
+        try:
+            from feddure.methods import proxyfl_kernel
 
-        if proxyfl_kernel.fits(rows):
-            return proxyfl_kernel.tune(rows, uploaded, margin, orders, rate, BATCH)
+            if proxyfl_kernel.fits(rows):
+                return proxyfl_kernel.tune(rows, uploaded, margin, orders, rate, BATCH)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # no Triton, or no C compiler for what launches its kernels
+            warnings.warn(f"ProxyFL tunes on the CPU, slowly: {first_line(error)}", FeddureWarning, stacklevel=2)
         return tune(rows.cpu(), uploaded.cpu(), margin.cpu(), orders.cpu(), rate).to(rows.device)
     rows, classes = rows.clone(), torch.eye(len(rows), dtype=rows.dtype).repeat(len(uploaded) // len(rows), 1)
     for chosen in (part for order in orders for part in order.split(BATCH)):

@@ -35,7 +35,7 @@ class Engine:
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
-        self._aside = torch.cuda.Stream() if cuda else None
+        self._aside: torch.cuda.Stream | None = None  # made when it is used: who checks options takes no GPU's memory
         self._images: dict[int, tuple[Dataset, DeviceImages]] = {}  # the data set too, or its id could go to another
         self._networks: dict[str, Network] = {}
         self._programs: dict[str, Program] = {}
@@ -69,11 +69,13 @@ class Engine:
 
     def aside(self, work: Callable[[], Found]) -> tuple[Found, Callable[[], None]]:
         """Do what nothing on the device waits for, on a stream of its own; and what waits until it is done."""
-        if self._aside is None:
+        if self.device.type != "cuda":
             return work(), lambda: None
+        if self._aside is None:
+            self._aside = torch.cuda.Stream()
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
-            return work(), torch.cuda.current_stream().record_event().synchronize
+            return self._in_memory(work), torch.cuda.current_stream().record_event().synchronize
 
     def prepare(self, tasks: list[Task]) -> None:
         """Compile and capture what these tasks will need, before any clock runs."""

@@ -277,8 +277,9 @@ def run(federation: Federation, observers: Sequence[Observer] = (), stop: Callab
 
     def tell() -> None:
         while pending:
-            record, seconds = pending.pop()
-            found = record()
+            record, seconds = pending[0]
+            found = record()  # where memory runs out here, the lanes' work is tried again and this with it
+            pending.pop()
             for observer in observers:
                 observer.round_done(federation, found, seconds)
 

@@ -183,14 +183,18 @@ class Worker:
             return {}
         found: dict[str, float | int] = {}
         dataset, validation = site.data.dataset, site.data.validation
-        network, images = self.engine.program(self.experiment, dataset).network, self.engine.images(dataset)
-        model = network, received["theta"], received["statistics"], images, len(dataset.classes)
+        program, classes = self.engine.program(self.experiment, dataset), len(dataset.classes)
+        model = received["theta"], received["statistics"], self.engine.images(dataset), classes
+
+        def test(index: np.ndarray | None = None) -> dict[str, Any]:
+            return to_record(program.attempt(lambda: evaluate(program.network, *model, index)), classes)
+
         if len(dataset.test_images):
-            tested = to_record(evaluate(*model), len(dataset.classes))
+            tested = test()
             found |= {f"test.{name}": tested[name] for name in ("accuracy", "loss")}
             found["test.images"] = len(dataset.test_images)
         if len(validation):
-            found["validation.accuracy"] = to_record(evaluate(*model, validation), len(dataset.classes))["accuracy"]
+            found["validation.accuracy"] = test(validation)["accuracy"]
             found["validation.images"] = len(validation)
         return found
 
