@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("findings", "appendix", "performance", "privacy")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("findings", "appendix", "performance", "privacy", "security")),
 )
 
 IMAGES = ROOT / "docs" / "images"
@@ -586,6 +586,23 @@ def _origins() -> str:
     return table(("study", "hardware", "commits", "cells"), lines, 3)
 
 
+def insiders() -> str:
+    """What one competent insider leaves of the averaged model, and in how many rounds it is named."""
+    found = performance.read("insider")
+    cells: dict[str, dict[str, list[Any]]] = {}
+    for run in found["runs"]:
+        cells.setdefault(run["insider"], {}).setdefault(run["aggregation"], []).append(run)
+
+    def entry(seeds: Sequence[Any], insider: str) -> str:
+        accuracy = statistics.mean(100 * run["accuracy"]["averaged"] for run in seeds)
+        named = statistics.mean(run["rounds_named"] for run in seeds)
+        return f"{accuracy:.1f}" + ("" if insider == "nobody" else f" ({named:.0f})")
+
+    ways = list(cells["nobody"])
+    lines = [(insider, *(entry(by[way], insider) for way in ways)) for insider, by in cells.items()]
+    return table(("its update", *ways), lines)
+
+
 # --- pages ---------------------------------------------------------------------------------------------------
 TABLES: dict[str, Callable[[], str]] = {
     "fedtutor": fedtutor,
@@ -629,6 +646,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chart-labels": lambda: _chart("labels", {f"{share} %": share for share in (2, 4, 10, 15, 20)}, gamma=0.5),
     "chart-gamma": lambda: _chart("gamma", {f"γ = {gamma:g}": gamma for gamma in (0.3, 0.5, 0.7, 1.0)}, labels=10.0),
     "all-few-labels": few_labels,
+    "insiders": insiders,
     "repeats": _repeats,
     "origins": _origins,
     **performance.TABLES,
