@@ -137,11 +137,6 @@ def test_all_files_are_made_anew_from_the_cells_alone(tmp_path):
     assert not list(tmp_path.glob("*-aaai24.*"))
 
 
-def test_partitions_are_drawn(tmp_path):
-    reproduce("partitions", "--datasets", "fashion-mini", "--out", tmp_path)
-    assert list(tmp_path.glob("partitions*.png"))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -168,7 +163,6 @@ def test_mistakes_are_explained_before_anything_is_done(words, message, tmp_path
         ("claims", ["--rounds", "3"], "--rounds"),
         ("tables", ["--preset", "aaai24"], "--preset"),
         ("theory", ["--seeds", "0"], "--seeds"),
-        ("partitions", ["--methods", "feddure"], "--methods"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(what, words, option, tmp_path):
@@ -182,7 +176,7 @@ def test_an_option_that_the_environment_gives_to_every_command_is_not_refused(tm
     assert reproduce("claims", "--dry-run", "--out", tmp_path / "out").startswith("claims")
 
 
-@pytest.mark.parametrize("what", ["claims", "tables", "theory", "partitions"])
+@pytest.mark.parametrize("what", ["claims", "tables", "theory"])
 def test_a_dry_run_of_what_trains_nothing_says_so(what, tmp_path):
     told = reproduce(what, "--dry-run", "--out", tmp_path / "out")
     assert told.startswith(what)

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 import synthetic
-import tiny
 from feddure.reports import style
 from feddure.studies.grid.store import Store
 from feddure.studies.paper import figures, plan, report
@@ -151,17 +150,6 @@ def test_every_figure_is_drawn_whatever_is_measured(study, seeds):
         for value in values
     ]  # fmt: skip
     assert style.render(figures.figure(rows), "png", 40).startswith(b"\x89PNG")
-
-
-def test_partitions_are_counted_and_drawn(tmp_path):
-    images = tiny.dataset(size=6000, classes=10, name="tiny")
-    report.write_partitions(tmp_path, images)
-    assert all((tmp_path / f"partitions-tiny.{end}").exists() for end in ENDINGS)
-    lines = pd.read_csv(tmp_path / "partitions-tiny.csv")
-    assert len(lines) == 400
-    assert lines[lines["setting"] == "dir-dir"][list(images.classes)].to_numpy().sum() == 6000
-    labelled = lines[lines["images"] == "labelled"].groupby("setting")[list(images.classes)]
-    assert labelled.std().loc["fedmatch"].max() == 0 < labelled.std().loc["dir-dir"].min()
 
 
 def test_theory_is_measured_once(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Figures of the studies: ours beside the paper's numbers, curves, lines along an axis, and who owns which image."""
+"""Figures of the studies: ours beside the paper's numbers, curves, and lines along an axis."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from feddure.data.dataset import Dataset
-from feddure.data.partition import Partition
-from feddure.reports import figures, frame, inline, partition_figure, style
+from feddure.reports import figures, frame, inline, style
 from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.numbers import method_name
 from feddure.studies.paper.plan import STUDIES
@@ -23,9 +21,6 @@ from feddure.tracking.summary import display_name
 OURS, PAPER = style.BLUE, style.VERMILION
 SMOOTHED = 5
 """Evaluations in the running mean that figure 1 draws; single ones jump by several points from round to round."""
-
-SHOWN_CLIENTS = 20
-"""Clients in the picture of partitions; its table has them all."""
 
 _WIDE = 10.4  # inches
 _AXES = {
@@ -164,36 +159,6 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], fmt: styl
     if hollow and single.any():
         points = fmt | {"linestyle": "none", "markerfacecolor": "white", "zorder": 5, "label": ""}
         axes.plot(np.array(values)[single], mean[single], gid=inline.part_of(fmt["label"]), **points)
-
-
-def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
-    """Who owns what under each of these partitions, by title; labelled images left of the others."""
-    classes = len(dataset.classes)
-    with style.applied():
-        canvas = style.new_figure(_WIDE, 0.4 + len(dealt) * (0.3 * classes + 1.0))
-        every = canvas.subplots(len(dealt), 2, sharey=True, squeeze=False)
-        every[0, 0].set_yticks(range(classes), dataset.classes)
-        clients = min(SHOWN_CLIENTS, *(partition.clients for partition in dealt.values()))
-        canvas.suptitle(
-            f"{display_name(dataset.name)}, the first {clients} clients: a bubble's area is its number of images",
-            x=0.01,
-            ha="left",
-        )
-        drawn = []
-        for line, (title, partition) in zip(every, dealt.items(), strict=True):
-            both = zip(line, partition.counts(dataset.labels, classes), ("labelled", "unlabelled"), strict=True)
-            for axes, counts, kind in both:
-                colour = style.LABELLED if kind == "labelled" else style.UNLABELLED
-                axes.set_title(f"{title}: {kind}", color=colour)
-                axes.set_xlabel("client")
-                axes.set_xticks(range(0, clients, 2))
-                axes.tick_params(length=0)
-                drawn.append((axes, counts[:clients], colour, dataset.classes))
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # bubbles are as large as the axes now allow
-        for each in drawn:
-            partition_figure.draw(*each)
-    return canvas
 
 
 def _line_styles(rows: Sequence[Row]) -> dict[tuple[str, str], style.LineStyle]:

@@ -1,4 +1,4 @@
-"""What `feddure reproduce` prints and writes: tables, claims, partitions and theorems as CSV, Markdown, PNG and HTML.
+"""What `feddure reproduce` prints and writes: tables, claims and theorems as CSV, Markdown, PNG and HTML.
 
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
@@ -18,8 +18,6 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from feddure import experiments
-from feddure.data.dataset import Dataset
-from feddure.data.partition import external_imbalance, internal_imbalance, make
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import frame, page, style
@@ -37,14 +35,10 @@ MARK = "<!-- Written by feddure reproduce; it is made anew each time. -->"
 
 ABOUT = {
     **{name: study.about for name, study in plan.STUDIES.items()},
-    "partitions": "Who owns which images: FedMatch's Batch-NonIID beside DIR-DIR",
     "theory": "The two theorems, measured",
     "claims": "What the paper says in words, and whether our measurements say so too",
 }
 """All that can be reproduced, in one sentence each."""
-
-DEALT = {"fedmatch": "FedMatch, Batch-NonIID", "dir-dir": "The paper, DIR-DIR"}
-"""The settings whose partitions are compared."""
 
 _DEFINITIONS = {
     ("fedavg",): "FedAvg* trains on labelled images alone, one pass over them in a round.",
@@ -265,36 +259,7 @@ def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
     return list(presets.items())
 
 
-# What trains nothing.
-
-
-def write_partitions(folder: Path, dataset: Dataset) -> Path:
-    """Deal a data set as FedMatch and the paper do; writes counts, figure and page, and returns the page."""
-    classes = len(dataset.classes)
-    dealt, counted, lines = {}, [], []
-    for setting, title in DEALT.items():
-        changes = {"partition.setting": setting, "partition.clients": 100, "clients_per_round": 1}
-        partition = dealt[title] = make(dataset, experiments.load(changes=changes).partition, seed=0)
-        measures = (measure(partition, dataset.labels, classes) for measure in (internal_imbalance, external_imbalance))
-        imbalances = [f"{found or 0.0:.2f}" for found in measures]
-        for kind, counts in zip(("labelled", "unlabelled"), partition.counts(dataset.labels, classes), strict=True):
-            counted += [[setting, kind, client, *map(int, row)] for client, row in enumerate(counts)]
-            sizes, absent = counts.sum(axis=1), (counts == 0).sum(axis=1).mean()
-            lines.append(
-                [title, kind, f"{sizes.sum():,}", f"{sizes.min():,}–{sizes.max():,}", f"{absent:.1f}", *imbalances]
-            )
-    columns = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
-    lead = (
-        f"{display_name(dataset.name)} dealt to 100 clients with seed 0. Internal imbalance compares a client's "
-        "labelled with its unlabelled images, external imbalance compares clients by all their images; 0 is none, 1 "
-        "the most. Both are of a whole setting."
-    )
-    name = f"partitions-{dataset.name}"
-    counts_columns = ["setting", "images", "client", *dataset.classes]
-    frame.write_csv(folder / f"{name}.csv", pd.DataFrame(counted, columns=counts_columns))
-    section = Section("In numbers", parts=[Table(columns, lines, numbers_from=2)])
-    draw = partial(figures.partitions, dataset, dealt)
-    return _write(folder, name, "partitions", lead, [section], draw=draw)
+# The theorems.
 
 
 def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
