@@ -74,7 +74,7 @@ def reproduce(
     feddure reproduce table1 --jobs 2                         # one evaluates while the other keeps the GPU busy
     feddure reproduce all --out reproduction                  # everything; interrupt and repeat as you like
     feddure reproduce table1 --preset aaai24-fine --methods fedavg-matched,fedavg-fixmatch,fedmatch,feddure
-    feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
+    feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common    # a table of its own
     feddure reproduce gamma --ray auto                        # on a Ray cluster
     feddure reproduce claims --merge from-machine-a --merge from-machine-b
     feddure reproduce tables --out results/reproduction       # all files anew from the measured cells alone

@@ -14,7 +14,6 @@ from feddure.studies.paper.plan import (
     begun,
     cells,
     gather,
-    is_apart,
     stem,
 )
 
@@ -92,21 +91,12 @@ def test_cells_of_another_study_do_not_bring_their_data_set_along(tmp_path):
     assert {cell.experiment.dataset for cell in gather(asked, store)} == {"cifar10", "fashion-mnist"}
 
 
-def test_a_changed_method_is_a_row_of_its_own_in_the_same_table(tmp_path):
-    changed = request(methods=("fedmatch",), seeds=(0,), changes={"fedmatch.optimizer": "common"})
-    plain = cells("table1", request(seeds=(0,)))
-    assert not is_apart(cells("table1", changed))
-    assert stem(cells("table1", changed)) == "table1-aaai24"
-    shown = gather(plain, filled(tmp_path, request(seeds=(0,)), changed))
-    assert [cell.options for cell in shown if cell.options] == ["fedmatch.optimizer=common"]
-    assert {cell.experiment.method for cell in shown if not cell.options} == set(TABLE1)
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
         ({"rounds": 20}, "table1-aaai24-20-rounds"),
         ({"changes": {"server.weight": "uniform"}}, "table1-aaai24-server.weight=uniform"),
+        ({"changes": {"fedmatch.optimizer": "common"}}, "table1-aaai24-fedmatch.optimizer=common"),
         ({"changes": {"server.weight": "uniform"}, "rounds": 5}, "table1-aaai24-5-rounds-server.weight=uniform"),
     ],
 )

@@ -142,10 +142,9 @@ def test_every_figure_is_drawn_whatever_is_measured(study, seeds):
     rows = [
         synthetic.row(
             study, method, {seed: base + seed for seed in range(seeds if value != values[-1] else min(seeds, 1))},
-            value=value, setting=setting, options=options, paper=paper.get(setting),
+            value=value, setting=setting, paper=paper.get(setting),
         )
         for method, base in (METHODS | {"my.package.of_methods:A$Method$OfMine": 50.0}).items()
-        for options in ("", "feddure.d_clip=0.3 options={'note': 'a long one, with spaces of its own'}")
         for setting in ("iid-dir", "dir-dir")
         for value in values
     ]  # fmt: skip

@@ -242,7 +242,7 @@ def _by_one_seed(comparisons: Comparisons) -> bool:
 
 
 class Measured:
-    """The plain rows of all studies under one preset, and the claims that they judge."""
+    """The rows of all studies under one preset, and the claims that they judge."""
 
     def __init__(self, preset: str, rows: Mapping[str, Sequence[Row]]):
         self.preset = preset
@@ -250,7 +250,6 @@ class Measured:
             (study, row.dataset, row.setting, row.method, row.value): row.accuracies
             for study, own in rows.items()
             for row in own
-            if not row.options
         }
 
     def at(self, study: str, dataset: str, setting: str, method: str, value: float | None) -> dict[int, float]:

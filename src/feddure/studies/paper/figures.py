@@ -110,9 +110,9 @@ def _curves(rows: Sequence[Row]) -> Figure:
         smooth = all(len(curve) > SMOOTHED for row in panel for curve in row.measured["curve"])
         curves = []
         for row in panel:
-            name, fmt = _legend_name(row.method, row.changes), formats[row.method, row.changes]
-            fmt, window = (fmt | {"marker": ""}, SMOOTHED) if smooth else (fmt, 1)
-            curves.append(figures.over_seeds(name, fmt, row.measured["curve"], window))
+            fmt = formats[row.method] | ({"marker": ""} if smooth else {})
+            window = SMOOTHED if smooth else 1
+            curves.append(figures.over_seeds(_legend_name(row.method), fmt, row.measured["curve"], window))
         figures.draw_curves(axes, sorted(curves, key=lambda curve: -curve.points[-1][1]))
         axes.set_ylabel("test accuracy, %")
         drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
@@ -136,11 +136,11 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(_AXES[axis])
         axes.set_ylabel("test accuracy, %")
-        for line, fmt in formats.items():
-            own = {row.value: row for row in panel if (row.method, row.changes) == line}
-            _line(axes, values, own, fmt | {"label": _legend_name(*line)}, hollow)
+        for method, fmt in formats.items():
+            own = {row.value: row for row in panel if row.method == method}
+            _line(axes, values, own, fmt | {"label": _legend_name(method)}, hollow)
     handles = [Line2D([], [], **fmt) for fmt in formats.values()]
-    style.legend(canvas, [_legend_name(*line) for line in formats], handles)
+    style.legend(canvas, map(_legend_name, formats), handles)
     note = f"{frame.mean_of(runs_of(rows), True)}; {_over_seeds(rows)}" + " (hollow: one seed)" * hollow
     canvas.suptitle(note.capitalize(), x=0.01, ha="left", fontsize=8, fontweight="normal", color=style.MUTED)
     return canvas
@@ -161,17 +161,17 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], fmt: styl
         axes.plot(np.array(values)[single], mean[single], gid=inline.part_of(fmt["label"]), **points)
 
 
-def _line_styles(rows: Sequence[Row]) -> dict[tuple[str, str], style.LineStyle]:
+def _line_styles(rows: Sequence[Row]) -> dict[str, style.LineStyle]:
     """What the paper proposes stands out."""
-    found = style.line_styles((row.method, row.changes) for row in rows)
+    found = style.line_styles(row.method for row in rows)
     return {
-        line: fmt | ({"linewidth": 2.4, "zorder": 4} if line[0] == "feddure" else {}) for line, fmt in found.items()
+        method: fmt | ({"linewidth": 2.4, "zorder": 4} if method == "feddure" else {}) for method, fmt in found.items()
     }
 
 
-def _legend_name(method: str, changes: str) -> str:
+def _legend_name(method: str) -> str:
     """A method's name with what it learns from, where that is not the rule."""
-    return _wrapped(", ".join(filter(None, (_KINDS.get(method, method_name(method)), changes))))
+    return _wrapped(_KINDS.get(method, method_name(method)))
 
 
 def _wrapped(name: str) -> str:

@@ -72,11 +72,11 @@ def results(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | Non
 
 def show(found: Sequence[Row]) -> list[RenderableType]:
     """A study's tables for a terminal: the methods of which something is measured or was tried in vain."""
-    begun = {(row.dataset, row.method, row.options) for row in found if row.seeds or row.failed}
-    listed = [row for row in found if (row.dataset, row.method, row.options) in begun]
+    begun = {(row.dataset, row.method) for row in found if row.seeds or row.failed}
+    listed = [row for row in found if (row.dataset, row.method) in begun]
     seeds = rows.most_seeds(found)
     shown: list[RenderableType] = [RichText(f"{ABOUT[found[0].study]} ({found[0].preset})", "bold")]
-    if found[0].common:
+    if found[0].options:
         shown.append(RichText(_throughout(found)))
     for grid in rows.grids(listed):
         shown += [RichText(f"\n{grid.title}", "bold"), _terminal(rows.table(grid, seeds), bold="FedDure")]
@@ -111,7 +111,7 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
 
 def _throughout(found: Sequence[Row]) -> str:
     """What all rows change, said once."""
-    return f"All with {found[0].common}." if found[0].common else ""
+    return f"All with {found[0].options}." if found[0].options else ""
 
 
 def _quantity(found: Sequence[Row], seeds: int) -> str:
