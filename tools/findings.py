@@ -27,7 +27,7 @@ from feddure.reports.frame import by_seed, paired
 from feddure.reports.names import data_size
 from feddure.simulation import dp
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import printed
+from feddure.studies.paper.plan import printed
 from feddure.tracking.summary import LAST, signed
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from feddure.reports import figures, frame, inline, style
 from feddure.studies.compare import REFERENCE
-from feddure.studies.paper.numbers import method_name
-from feddure.studies.paper.plan import STUDIES
+from feddure.studies.paper.plan import STUDIES, method_name
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
 from feddure.tracking.summary import display_name
 

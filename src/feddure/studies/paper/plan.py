@@ -1,23 +1,28 @@
-"""The paper's tables and charts as grids of experiments, and which measured cells a table shows.
+"""The paper's tables and charts as grids of experiments, its printed numbers, and which measured cells a table shows.
 
 Studies share cells: table 1's FedDure under DIR-DIR is also a point of every chart, and is measured once.
 """
 
+import csv
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from itertools import product
 from typing import Any
 
-from feddure import experiments
+from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import PRESETS
 
+PRESETS = ("aaai24", "aaai24-fine")
+"""The paper's set-up, read in two ways."""
+
+ROUNDS = 200
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 TABLE1 = (
     "fedavg", "fedavg-matched", "fedavg-sl", "fedprox-sl", "fedavg-uda", "fedprox-uda", "fedavg-fixmatch",
@@ -200,6 +205,26 @@ def stem(cells: Sequence[Cell]) -> str:
     if len(name) <= _LONGEST_STEM:
         return name
     return f"{name[: _LONGEST_STEM - 11]}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
+
+
+@cache
+def printed(study: str) -> dict[tuple[str, str, str], float]:
+    """Accuracies in per cent as the paper prints them, by data set, setting and method, in its order.
+
+    Figure 1 shows how runs of table 1 came to their numbers; the charts print none.
+    """
+    if study == "figure1":
+        return {place: value for place, value in printed("table1").items() if place[:2] == ("cifar10", "dir-dir")}
+    if study not in ("table1", "table2"):
+        return {}
+    text = (resources.files("feddure.studies.paper") / f"{study}.csv").read_text(encoding="utf-8")
+    lines = csv.DictReader(text.splitlines())
+    return {(line["dataset"], line["setting"], line["method"]): float(line["accuracy"]) for line in lines}
+
+
+def method_name(method: str, study: str = "") -> str:
+    """A method as the paper writes it; the ablation calls one of them its baseline."""
+    return "Baseline" if (study, method) == ("table2", "fedavg-fixmatch") else methods.title(method)
 
 
 def axis_text(study: str, value: float) -> str:

@@ -25,7 +25,6 @@ from feddure.reports.page import Group, Picture, Section, Table, Text
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper import figures, plan, rows
 from feddure.studies.paper.claims import Claim, Criterion, Verdict, claims, theorem_claims
-from feddure.studies.paper.numbers import PRESETS, ROUNDS
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
@@ -128,7 +127,7 @@ def _definitions(found: Sequence[Row]) -> str:
     there = {row.method for row in found}
     said = ["Steps: local ones of a client in a round."]
     said += [words for methods, words in _DEFINITIONS.items() if there & set(methods)]
-    said += [_REMARKS.get(found[0].study, "") if found[0].preset in PRESETS else ""]
+    said += [_REMARKS.get(found[0].study, "") if found[0].preset in plan.PRESETS else ""]
     if any(row.is_dirty for row in found):
         said.append(f"{rows.DIRTY}: measured, at least in part, by code with uncommitted changes.")
     return " ".join(filter(None, said))
@@ -150,9 +149,9 @@ def _notes(found: Sequence[Row]) -> list[str]:
     if rows.most_seeds(found) == 1:
         said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
     rounds = sorted({number for row in found for number in row.measured["rounds"]})
-    if any(number != ROUNDS for number in rounds) and any(row.paper is not None for row in found):
+    if any(number != plan.ROUNDS for number in rounds) and any(row.paper is not None for row in found):
         listed = f"{', '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
-        said.append(f"{listed}, not the {ROUNDS} of the paper: its numbers do not compare.")
+        said.append(f"{listed}, not the {plan.ROUNDS} of the paper: its numbers do not compare.")
     for panel in rows.panels(found):
         if done and not any(row.seeds for row in found if row.dataset == panel[0].dataset):
             preset = f" --preset {panel[0].preset}" * (panel[0].preset != plan.Request().preset)
@@ -169,7 +168,7 @@ def all_claims(store: Store) -> list[Claim]:
     """Every claim, judged for each preset with cells of its own, and the theorems."""
     measured = plan.measured_experiments(store)
     found = []
-    for preset in PRESETS:
+    for preset in plan.PRESETS:
         own = {study: rows.rows(plan.measured_for(study, preset, measured), store) for study in plan.STUDIES}
         if any(row.seeds for table in own.values() for row in table):
             found += claims(preset, own)

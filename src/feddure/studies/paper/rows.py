@@ -14,8 +14,7 @@ from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread
 from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import PRESETS, method_name, printed
-from feddure.studies.paper.plan import STUDIES, axis_text, is_apart, reference_cell
+from feddure.studies.paper.plan import PRESETS, STUDIES, axis_text, is_apart, method_name, printed, reference_cell
 from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
