@@ -19,7 +19,7 @@ FOUND = {
     "theorem": 1, "quantity": "‖g‖²", "fit": {"slope": -1.5, "error": 0.1}, "control": "θ frozen",
     "control_fit": {"slope": 0.5, "error": None}, "verdict": "A verdict.",
 }  # fmt: skip
-FILES = ["theory.csv", "theory.json", "theory.md", "theory.png"]
+FILES = ["theory.csv", "theory.html", "theory.json", "theory.md", "theory.png"]
 
 
 def invoke(*arguments):

@@ -18,7 +18,7 @@ from feddure.errors import ConfigError
 
 
 def theory(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the four files.")] = Path("runs/theory"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the five files.")] = Path("runs/theory"),
     largest: Annotated[
         int, typer.Option("--largest", metavar="T", help="The largest T, a power of two from 128; the least is 64.")
     ] = 4096,
@@ -29,8 +29,8 @@ def theory(
     """Measure the paper's two theorems on a small smooth network, each beside a control.
 
     Theorem 1 bounds the least squared gradient of the labelled loss through one step of C-reg; Theorem 2 says that
-    C-reg's own gradient vanishes. Writes theory.csv, theory.json, theory.png and theory.md, and says which rates are
-    there, and which of them a frozen model shows too.
+    C-reg's own gradient vanishes. Writes theory.csv, theory.json, theory.md, theory.png and theory.html, and says which
+    rates are there, and which of them a frozen model shows too.
 
     Examples:
 

@@ -63,9 +63,8 @@ def test_a_study_is_written_as_csv_markdown_figure_and_page(tmp_path, study):
         assert "fedmatch" in text.lower()
     assert (tmp_path / f"{study}-aaai24.png").read_bytes().startswith(b"\x89PNG")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") and path.suffix != ".lock"]
-    index, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
+    index = (tmp_path / "index.html").read_text()
     assert all(f'href="{study}-aaai24.{end}"' in index for end in ENDINGS)
-    assert f"({study}-aaai24.md)" in readme
 
 
 def test_a_table_with_some_of_its_cells_says_what_is_left(tmp_path, quick):
@@ -161,7 +160,7 @@ def test_theory_is_measured_once(tmp_path, monkeypatch):
     assert asked == ["study"]
 
 
-def test_theory_has_a_page_with_its_findings_and_figure(tmp_path):
+def test_theory_has_a_page_with_its_findings(tmp_path):
     found = {
         "quantity": "‖g‖² <b>", "first": 1e-2, "last": 2e-5, "fit": {"slope": -1.5, "error": 0.1}, "against": "T",
         "control": "θ frozen", "control_fit": {"slope": 0.5, "error": None},
@@ -174,13 +173,10 @@ def test_theory_has_a_page_with_its_findings_and_figure(tmp_path):
         "meaning": ["A meaning."],
     }
     (tmp_path / "theory.json").write_text(json.dumps(summary))
-    (tmp_path / "theory.md").write_text("# theory")
-    (tmp_path / "theory.png").write_bytes(b"a picture")
     report.write_index(tmp_path)
     assert 'href="theory.html"' in (tmp_path / "index.html").read_text()
     page = (tmp_path / "theory.html").read_text()
     for text in (
-        "data:image/png;base64,",
         "Verdict 2.",
         "−1.50 ± 0.10",
         "+0.50 ± –",
@@ -198,18 +194,13 @@ def test_without_findings_there_is_no_page(tmp_path, content):
     assert not (tmp_path / "theory.html").exists()
 
 
-def test_the_index_leads_pages_to_pages_markdown_to_markdown_and_spares_a_readme_of_others(tmp_path):
+def test_the_index_leads_to_what_is_there(tmp_path):
     for name in ("table1-aaai24.html", "table1-aaai24.md", "table1-aaai24-fine.html", "table1-aaai24-fine.csv"):
         (tmp_path / name).touch()
     report.write_index(tmp_path)
-    page, readme = (tmp_path / "index.html").read_text(), (tmp_path / "README.md").read_text()
+    page = (tmp_path / "index.html").read_text()
     assert page.index('<a href="table1-aaai24.html">') < page.index('<a href="table1-aaai24-fine.html">')
-    assert "[table1-aaai24](table1-aaai24.md)" in readme
-    assert "table1-aaai24.html" not in readme
     assert "table2" not in page
-    (tmp_path / "README.md").write_text("mine")
-    report.write_index(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):

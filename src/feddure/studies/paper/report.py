@@ -3,7 +3,6 @@
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table as RichTable
@@ -20,8 +18,8 @@ from rich.text import Text as RichText
 from feddure import experiments
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import frame, page, style
-from feddure.reports.page import Group, Picture, Section, Table, Text
+from feddure.reports import frame, page
+from feddure.reports.page import Group, Section, Table, Text
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper import figures, plan, rows
 from feddure.studies.paper.claims import Claim, Criterion, Verdict, claims, theorem_claims
@@ -29,8 +27,6 @@ from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
 from feddure.tracking.summary import display_name
-
-MARK = "<!-- Written by feddure reproduce; it is made anew each time. -->"
 
 ABOUT = {
     **{name: study.about for name, study in plan.STUDIES.items()},
@@ -262,7 +258,7 @@ def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 
 
 def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
-    """Measure the theorems unless that was done, which takes minutes; writes its files, a page and the index."""
+    """Measure the theorems unless that was done, which takes minutes; writes its files and the index."""
     if not (folder / "theory.json").exists():
         study = theory.measure(progress=progress)
         theory_report.write(study, folder, theory_report.summary(study))
@@ -270,95 +266,30 @@ def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda don
     return folder / "theory.html"
 
 
-def _theory_page(folder: Path) -> str:
-    """What `feddure theory` left in a folder, as a page; empty where nothing is there."""
-    report = theory_report.read(folder)
-    if not report.get("findings"):
-        return ""
-    pictures = []
-    if (folder / "theory.png").exists():
-        source = f"data:image/png;base64,{base64.b64encode((folder / 'theory.png').read_bytes()).decode()}"
-        alt = "The theorems' quantities and their controls against the number of steps"
-        across, up = theory_report.FIGURE_SIZE
-        pictures.append(Picture(alt, round(100 * across), round(100 * up), source=source))
-    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
-    table = page.table(theory_report.table(report).drop(columns="verdict"))
-    sections = [
-        Section("", parts=pictures),
-        Section("In numbers", parts=[table, Text(theory_report.reading(report), "fact")]),
-        Section("Verdicts", parts=[Text(one) for one in verdicts]),
-        Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
-    ]
-    lead = "Both theorems on a small smooth network and full batches, each quantity beside a control that learns less."
-    where = report["environment"]
-    footer = [f"Measured on {where['cpu']}, {where['cores']} cores, with torch {where['torch']}."]
-    return page.page("feddure reproduce theory", ABOUT["theory"], [("", lead)], sections, footer=footer)
-
-
 # Files.
 
 
 def write_index(folder: Path) -> None:
-    """index.html and README.md: links to everything that lies in the folder; theory's findings become a page first."""
-    if theory_page := _theory_page(folder):
-        write_whole(folder / "theory.html", theory_page.encode(), RunError)
+    """index.html: links to everything that lies in the folder; what `feddure theory` found has a page then."""
+    found = theory_report.read(folder)
+    if found.get("findings") and not (folder / "theory.html").exists():
+        theory_report.write_page(folder, found)
     links = []
     for name, about in ABOUT.items():
         for key in sorted({path.stem for path in folder.glob(f"{name}*") if path.suffix in (".html", ".md")}):
             files = [f"{key}.{end}" for end in ("html", "md", "png", "csv") if (folder / f"{key}.{end}").exists()]
             links.append((key, about, files))
-    title = "FedDure, reproduced"
     lead = "The tables, charts and claims of the paper, measured, with its numbers beside ours."
+    title = "FedDure, reproduced"
     index = page.render("index.html.j2", kicker="feddure reproduce", title=title, lead=[("", lead)], links=links)
     write_whole(folder / "index.html", index.encode(), RunError)
-    lines = []
-    for key, about, every in links:
-        files = [file for file in every if not file.endswith(".html")] or every  # Markdown leads on to Markdown
-        listed = ", ".join(f"[{file.rpartition('.')[2]}]({file})" for file in files)
-        lines.append([f"[{key}]({files[0]})", about, listed])
-    table = frame.markdown(pd.DataFrame(lines, columns=["study", "shows", "files"]), numbers_from=3)
-    rest = "`results.csv` has a line for each study and measured cell; the cells have their curves and diagnostics too."
-    readme = folder / "README.md"
-    if not readme.exists() or readme.read_bytes().startswith(MARK.encode()):
-        write_whole(readme, f"{MARK}\n# {title}\n\n{lead}\n\n{table}\n\n{rest}\n".encode(), RunError)
 
 
-def _write(
-    folder: Path,
-    name: str,
-    study: str,
-    lead: str,
-    sections: Sequence[Section],
-    notes: Sequence[str] = (),
-    footer: Sequence[str] = (),
-    draw: Callable[[], Figure] | None = None,
-) -> Path:
-    """Write what is said as Markdown, figure and page, each whole or not at all, and the index; returns the page."""
-    title, path = ABOUT[study], folder / f"{name}.html"
-    blocks = [f"{MARK}\n# {title}", lead, *(f"> {note}" for note in notes)]
-    blocks += [f"![{title}]({name}.png)"] if draw else []
-    for section in sections:
-        blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
-    text = "\n\n".join(filter(None, [*blocks, *footer])) + "\n"
-    write_whole(folder / f"{name}.md", text.encode(), RunError)  # even if the figure fails
-    pictures = []
-    if draw:
-        figure = draw()
-        write_whole(folder / f"{name}.png", style.render(figure, "png"), RunError)
-        pictures = [page.embed(figure, f"{title}: the numbers of the tables")]
-    sections = [Section("", parts=pictures), *sections]
-    html = page.page(f"feddure reproduce {study}", title, [("", lead)], sections, notes, footer=footer)
-    write_whole(path, html.encode(), RunError)
+def _write(folder: Path, name: str, study: str, *said: Any, **more: Any) -> Path:
+    """Write a page and the index; returns the page."""
+    path = page.write(folder, name, f"feddure reproduce {study}", ABOUT[study], *said, **more)
     write_index(folder)
     return path
-
-
-def _markdown(part: Any) -> str:
-    if isinstance(part, Table):
-        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
-    if isinstance(part, Group):
-        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
-    return f"### {part.text}" if part.kind == "heading" else part.text
 
 
 def _table(found: pd.DataFrame) -> Table:
