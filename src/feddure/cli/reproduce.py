@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from feddure.cli import grids
@@ -160,16 +161,13 @@ def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str
         own = list(group)
         found = report.results(own, store, failed)
         written.append(report.write(found, plan.stem(own), store.folder))
-        for part in report.show(found):
-            console.print(part)
     if what in ("theory", "all"):
         with theory_progress() as progress:
             written.append(report.write_theory(store.folder, progress))
     if what in ("claims", "tables", "all"):
-        claims = report.all_claims(store)
-        written.append(report.write_claims(claims, store.folder))
-        for part in report.show_claims(claims):
-            console.print(part)
+        written.append(report.write_claims(report.all_claims(store), store.folder))
+    for path in written:
+        console.print(Markdown(path.with_suffix(".md").read_text(encoding="utf-8")))
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What `feddure reproduce` prints and writes: tables, claims and theorems as CSV, Markdown, PNG and HTML.
+"""What `feddure reproduce` writes: tables, claims and theorems as CSV, Markdown, PNG and HTML.
 
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
 
 from feddure import experiments
 from feddure.errors import RunError
@@ -48,13 +44,13 @@ _REMARKS = {
     "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
     "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
 }
-_VERDICTS: dict[Verdict, tuple[str, str, str]] = {
-    "holds": ("green", "holds", "hold"),
-    "does not hold": ("red", "does not hold", "do not hold"),
-    "undecided": ("yellow", "is undecided", "are undecided"),
-    "not measured": ("dim", "is not measured", "are not measured"),
+_VERDICTS: dict[Verdict, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "undecided": ("is undecided", "are undecided"),
+    "not measured": ("is not measured", "are not measured"),
 }
-"""Colour on a terminal, and what is said of one claim and of several."""
+"""What is said of one claim and of several."""
 
 
 # A study: a table or a chart.
@@ -63,21 +59,6 @@ _VERDICTS: dict[Verdict, tuple[str, str, str]] = {
 def results(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
     """The rows of the study that these cells belong to; `failed` says why cells could not be measured, by hashes."""
     return rows.rows(plan.gather(cells, store), store, failed)
-
-
-def show(found: Sequence[Row]) -> list[RenderableType]:
-    """A study's tables for a terminal: the methods of which something is measured or was tried in vain."""
-    begun = {(row.dataset, row.method) for row in found if row.seeds or row.failed}
-    listed = [row for row in found if (row.dataset, row.method) in begun]
-    seeds = rows.most_seeds(found)
-    shown: list[RenderableType] = [RichText(f"{ABOUT[found[0].study]} ({found[0].preset})", "bold")]
-    if found[0].options:
-        shown.append(RichText(_throughout(found)))
-    for grid in rows.grids(listed):
-        shown += [RichText(f"\n{grid.title}", "bold"), _terminal(rows.table(grid, seeds), bold="FedDure")]
-    if listed:
-        shown.append(RichText(f"\n{_quantity(listed, seeds)} {_definitions(listed)}", "dim"))
-    return [*shown, RichText(_state(found))]
 
 
 def write(found: Sequence[Row], name: str, folder: Path) -> Path:
@@ -171,23 +152,6 @@ def all_claims(store: Store) -> list[Claim]:
     return [*(found or claims(plan.Request().preset, {})), *theorem_claims(store.folder)]
 
 
-def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
-    """The verdicts for a terminal; claims without a measurement are counted, not listed."""
-    shown: list[RenderableType] = []
-    for preset, own in _by_preset(found):
-        shown.append(RichText(f"\n{preset}", "bold"))
-        measured = [claim for claim in own if claim.verdict != "not measured"]
-        table = RichTable("claim", "verdict", "measured", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for claim in measured:
-            verdict = RichText(claim.verdict, _VERDICTS[claim.verdict][0], no_wrap=True)
-            table.add_row(RichText(claim.says), verdict, RichText(claim.sentence))
-        shown += [table] if measured else []
-        if left := len(own) - len(measured):
-            are = "claim is" if left == 1 else "claims are"
-            shown.append(RichText(f"{left} {are} not measured yet: see claims.html", "dim"))
-    return shown
-
-
 def write_claims(found: Sequence[Claim], folder: Path) -> Path:
     """Write claims.csv, claims-comparisons.csv with what they rest on, and a page; returns the page."""
     frame.write_csv(
@@ -230,7 +194,7 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
 def tally(found: Sequence[Claim]) -> str:
     """How many claims have which verdict."""
     numbers = Counter(claim.verdict for claim in found)
-    each = [f"{numbers[name]} {said[numbers[name] > 1]}" for name, (_, *said) in _VERDICTS.items() if name in numbers]
+    each = [f"{numbers[name]} {said[numbers[name] > 1]}" for name, said in _VERDICTS.items() if name in numbers]
     return f"Of {len(found)} claim{'s' * (len(found) > 1)} {', '.join(each)}."
 
 
@@ -294,12 +258,3 @@ def _write(folder: Path, name: str, study: str, *said: Any, **more: Any) -> Path
 
 def _table(found: pd.DataFrame) -> Table:
     return page.table(found, numbers_from=1, marked=frozenset({"FedDure"}))
-
-
-def _terminal(found: pd.DataFrame, bold: str) -> RichTable:
-    table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for place, name in enumerate(found.columns):
-        table.add_column(name, justify="right" if place else "left")
-    for first, *others in found.itertuples(index=False):
-        table.add_row(RichText(first), *others, style="bold" if first == bold else "")
-    return table
