@@ -33,7 +33,7 @@ from feddure.tracking.tracker import trackers
 
 if TYPE_CHECKING:
     from feddure.studies import sweep as sweeps
-    from feddure.studies.compare import Comparison as Compared
+    from feddure.studies.compare_report import View
     from feddure.studies.grid.store import Store
 
 Row = dict[str, Any]
@@ -154,13 +154,12 @@ def run(
 class Comparison:
     """A finished comparison: a row a method, whether differences are more than chance, and the runs one by one."""
 
-    def __init__(self, found: "Compared", folder: Path):
+    def __init__(self, view: "View", folder: Path):
         self.folder = folder
-        self.plan = found.plan
-        self.view = found.view  # the same as frames, as the command prints them
-        self.failed = found.failed
+        self.view = view  # the same as frames, as the command prints them
+        self.failed = view.failed
         """What has ended the methods that are not compared, by their names."""
-        self.runs = [Run(one.folder) for one in found.runs]
+        self.runs = [Run(one.folder) for one in view.runs]
 
     @cached_property
     def table(self) -> list[Row]:
@@ -179,11 +178,12 @@ class Comparison:
         return compare_report.write(self.folder, self.view)
 
     def __repr__(self) -> str:
-        return f"<feddure.Comparison {self.folder}: {', '.join(self.plan.methods)} on {len(self.plan.seeds)} seeds>"
+        plan = self.view.plan
+        return f"<feddure.Comparison {self.folder}: {', '.join(plan.methods)} on {len(plan.seeds)} seeds>"
 
     def _repr_html_(self) -> str:
         found = self.view.methods(), self.view.pairs()
-        said = str(self.folder), f"against {methods.title(self.plan.against)}"
+        said = str(self.folder), f"against {methods.title(self.view.plan.against)}"
         return "".join(_html(frame, caption) for frame, caption in zip(found, said, strict=True) if len(frame))
 
 
