@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
+from feddure.cli.tables import show_page
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError, RunError, did_you_mean
 
@@ -167,7 +167,7 @@ def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str
     if what in ("claims", "tables", "all"):
         written.append(report.write_claims(report.all_claims(store), store.folder))
     for path in written:
-        console.print(Markdown(path.with_suffix(".md").read_text(encoding="utf-8")))
+        show_page(path)
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 

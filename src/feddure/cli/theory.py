@@ -4,16 +4,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from feddure.cli.options import expect_writable, make_folder_of
+from feddure.cli.tables import show_page
 from feddure.errors import ConfigError
 
 
@@ -56,7 +54,7 @@ def theory(
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
-        _show(report)
+        show_page(out / "theory.html")
         for name in theory_report.FILES:
             print(f"wrote {out / name}")
 
@@ -69,21 +67,3 @@ def theory_progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _show(report: "dict[str, Any]") -> None:
-    from feddure.studies.theory.report import Fit
-
-    console = Console(highlight=False)
-    console.print(Text("\nslopes of logarithms against T or t, ± standard error", "dim"))
-    table = Table("theorem, quantity", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
-    table.add_column("slope", no_wrap=True)
-    table.add_column("control", no_wrap=True)
-    table.add_column("verdict")
-    for found in report["findings"]:
-        slope, control = Fit(**found["fit"]), Fit(**found["control_fit"])
-        name = f"{found['theorem']}  {found['quantity']}"
-        table.add_row(name, str(slope), f"{control}\n{found['control']}", found["verdict"])
-    console.print(table)
-    for remark in (*report["notes"], *report["meaning"]):
-        console.print(f"• {remark}", markup=False)

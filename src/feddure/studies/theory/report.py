@@ -305,7 +305,7 @@ def write(study: Study, folder: Path, report: dict[str, Any]) -> None:
 def write_page(folder: Path, report: dict[str, Any], draw: Callable[[], Figure] | None = None) -> Path:
     """The findings to read, as Markdown and HTML."""
     verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
-    numbers = page.table(table(report).drop(columns="verdict"))
+    numbers = page.table(table(report))
     sections = [
         Section("In numbers", parts=[numbers, Text(reading(report), "fact")]),
         Section("Verdicts", parts=[Text(one) for one in verdicts]),
@@ -338,7 +338,6 @@ def table(report: dict[str, Any]) -> pd.DataFrame:
             "slope ± se": str(Fit(**found["fit"])),
             "control": found["control"],
             "its slope ± se": str(Fit(**found["control_fit"])),
-            "verdict": found["verdict"],
         }
         for found in report["findings"]
     )
