@@ -27,7 +27,7 @@ from feddure.reports.frame import by_seed, paired
 from feddure.reports.names import data_size
 from feddure.simulation import dp
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import printed
+from feddure.studies.paper.plan import printed
 from feddure.tracking.summary import LAST, signed
 
 ROOT = Path(__file__).parents[1]
@@ -669,20 +669,20 @@ FAIR = 50
 def draw_fedtutor() -> Figure:
     """Learning curves of the four methods under the three settings."""
     every = runs("tutor")
-    formats = style.line_styles((method, "") for method in METHODS)
+    formats = style.line_styles(METHODS)
     figure = style.new_figure(9, 3.5)
     for panel, setting in zip(figure.subplots(1, 3, sharey=True), SETTINGS, strict=True):
         for method in METHODS:
             curves = pick(every, method=method, setting=setting)["curve"]
             rounds = [number for number, *_ in curves.iloc[0]]
-            fmt = {"color": formats[method, ""]["color"], "linewidth": 2.2 if method == "fedtutor" else 1.4}
+            fmt = {"color": formats[method]["color"], "linewidth": 2.2 if method == "fedtutor" else 1.4}
             for place, line, first in ((1, "-", 0), (2, DASHED, FAIR)):
                 means = [statistics.fmean(point[place] for point in points) for points in zip(*curves, strict=True)]
                 begin = rounds.index(first) if first else 0
                 panel.plot(rounds[begin:], means[begin:], linestyle=line, **fmt)
         panel.set(title=setting.upper(), xlabel="round", xlim=(0, 200), ylim=(40, 85))
     figure.axes[0].set_ylabel("test accuracy, %")
-    handles = [Line2D([], [], color=formats[method, ""]["color"], linewidth=2) for method in METHODS]
+    handles = [Line2D([], [], color=formats[method]["color"], linewidth=2) for method in METHODS]
     handles += [Line2D([], [], color=style.INK), Line2D([], [], color=style.INK, linestyle=DASHED)]
     names = [*METHODS.values(), "the model itself", "averaged over rounds"]
     figure.legend(handles, names, loc="outside lower center", ncols=6)
@@ -694,7 +694,7 @@ def draw_privacy() -> Figure:
     every, figure = runs("privacy"), style.new_figure(6, 3.2)
     panel = figure.subplots()
     for method in ("fedavg-matched", "fedtutor"):
-        color = style.line_styles([(method, "")])[method, ""]["color"]
+        color = style.line_styles([method])[method]["color"]
         noisy = {name: pick(every, case=name, method=method) for name in cases("privacy") if name.startswith("noise")}
         points = sorted((epsilon(rows)[0], _mean(rows[LAST10])) for rows in noisy.values())
         panel.plot(*zip(*points, strict=True), marker="o", color=color, label=METHODS[method])

@@ -1,12 +1,15 @@
 """The package from Python: `feddure.run(...)`, `compare`, `sweep` and `partition`, and what they return."""
 
+import base64
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from torch import nn
 
 from feddure import data, experiments, methods, plugins, recommended
@@ -18,19 +21,19 @@ from feddure.data.partition import Partition, expect_clients
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Method
-from feddure.reports import notebook
+from feddure.reports import figures, style
 from feddure.reports.run_report import write_report
 from feddure.serving.load import read_network
 from feddure.simulation import runs
 from feddure.tracking import records
 from feddure.tracking.observer import Observer
 from feddure.tracking.sites import SiteAccuracy, site_accuracies
-from feddure.tracking.summary import Summary, evaluations, summarise
+from feddure.tracking.summary import Summary, summarise
 from feddure.tracking.tracker import trackers
 
 if TYPE_CHECKING:
     from feddure.studies import sweep as sweeps
-    from feddure.studies.compare import Comparison as Compared
+    from feddure.studies.compare_report import View
     from feddure.studies.grid.store import Store
 
 Row = dict[str, Any]
@@ -82,10 +85,11 @@ class Run:
         return f"<feddure.Run {self.folder}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        found = {"global": "test", "averaged": "test_ema"}
-        curves = {name: evaluations(self.metrics, "accuracy", model) for name, model in found.items()}
-        drawn = notebook.curves(curves, "test accuracy")
-        return notebook.table((), self.summary.rows(), str(self.folder)) + drawn
+        title = methods.title(self.experiment.method)
+        line = figures.Line(title, self.metrics, style.run_line_styles([self.experiment.method])[0])
+        drawn = style.render(figures.evaluated([line], self.experiment.metric), "png", 60)
+        picture = f'<img src="data:image/png;base64,{base64.b64encode(drawn).decode()}">'
+        return _html(pd.DataFrame(self.summary.rows()), str(self.folder), head=False) + picture
 
 
 def run(
@@ -150,13 +154,12 @@ def run(
 class Comparison:
     """A finished comparison: a row a method, whether differences are more than chance, and the runs one by one."""
 
-    def __init__(self, found: "Compared", folder: Path):
+    def __init__(self, view: "View", folder: Path):
         self.folder = folder
-        self.plan = found.plan
-        self.view = found.view  # the same as frames, as the command prints them
-        self.failed = found.failed
+        self.view = view  # the same as frames, as the command prints them
+        self.failed = view.failed
         """What has ended the methods that are not compared, by their names."""
-        self.runs = [Run(one.folder) for one in found.runs]
+        self.runs = [Run(one.folder) for one in view.runs]
 
     @cached_property
     def table(self) -> list[Row]:
@@ -175,16 +178,13 @@ class Comparison:
         return compare_report.write(self.folder, self.view)
 
     def __repr__(self) -> str:
-        return f"<feddure.Comparison {self.folder}: {', '.join(self.plan.methods)} on {len(self.plan.seeds)} seeds>"
+        plan = self.view.plan
+        return f"<feddure.Comparison {self.folder}: {', '.join(plan.methods)} on {len(plan.seeds)} seeds>"
 
     def _repr_html_(self) -> str:
         found = self.view.methods(), self.view.pairs()
-        said = str(self.folder), f"against {methods.title(self.plan.against)}"
-        return "".join(
-            notebook.table([*frame.columns], frame.itertuples(index=False), caption)
-            for frame, caption in zip(found, said, strict=True)
-            if len(frame)
-        )
+        said = str(self.folder), f"against {methods.title(self.view.plan.against)}"
+        return "".join(_html(frame, caption) for frame, caption in zip(found, said, strict=True) if len(frame))
 
 
 def compare(
@@ -284,11 +284,8 @@ class Sweep:
         return f"<feddure.Sweep {self.folder}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        found = [(board.table(brief=True), board) for board in self._leaderboards()]
-        return "".join(
-            notebook.table([*frame.columns], frame.itertuples(index=False), f"{board.title} {board.verdict()}".strip())
-            for frame, board in found
-        )
+        found = self._leaderboards()
+        return "".join(_html(board.table(brief=True), f"{board.title} {board.verdict()}") for board in found)
 
 
 def sweep(
@@ -364,7 +361,7 @@ class PartitionView:
 
     def plot(self, file: Path | str) -> Path:
         """Draw class × client as bubbles into a .png, .svg or .pdf."""
-        from feddure.reports import partition_figure, style
+        from feddure.reports import partition_figure
 
         about = partitions.summarise(self.partition, self._dataset)
         style.save(partition_figure.figure(about, self._dataset.name), Path(file))
@@ -379,10 +376,9 @@ class PartitionView:
         return f"{about['dataset']}, {about['setting']}, {self.partition.clients} clients"
 
     def _repr_html_(self) -> str:
-        most, names = 20, ("client", "labelled", "unlabelled")
-        rows = [[row.get("site", row["client"]), row["labelled"], row["unlabelled"]] for row in self.table]
-        more = [["…", f"{len(rows) - most} more clients", ""]] if len(rows) > most else []
-        return notebook.table(names, rows[:most] + more, self._title)
+        shown = pd.DataFrame(self.table)
+        columns = ["site" if "site" in shown else "client", "labelled", "unlabelled"]
+        return _html(shown[columns], self._title)
 
 
 def partition(
@@ -457,10 +453,14 @@ def _say(progress: bool) -> Callable[[str], None]:
 
 def _rows(file: Path) -> list[Row]:
     """The lines of a table on disk."""
-    import pandas as pd
-
     found = pd.read_csv(file).astype(object)
     return found.where(found.notna(), None).to_dict("records")  # type: ignore[return-value]
+
+
+def _html(shown: pd.DataFrame, caption: str, head: bool = True) -> str:
+    """A small table for a notebook."""
+    with pd.option_context("display.max_colwidth", None):
+        return f"<p>{escape(caption)}</p>{shown.to_html(index=False, header=head, border=0, max_rows=20)}"
 
 
 def _method_name(method: str | type[Method] | None) -> str | None:

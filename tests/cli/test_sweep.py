@@ -55,7 +55,7 @@ def measured(monkeypatch):
 def _undrawn(monkeypatch):
     """Pictures take longer than these cells."""
     monkeypatch.setattr(sweep_report.style, "render", lambda figure, ending: b"picture")
-    monkeypatch.setattr(sweep_report, "embed", lambda figure, alt: Picture(alt, 1, 1, source="data:,"))
+    monkeypatch.setattr(sweep_report, "embed", lambda figure, alt: Picture(alt, 1, 1))
 
 
 def write(path, methods=("fedavg", "fedavg-matched"), seeds=(0, 1), **changes):

@@ -15,8 +15,7 @@ from feddure import experiments
 from feddure.errors import RunError
 from feddure.experiments import load
 from feddure.reports import figures, inline
-from feddure.reports.participation import participation
-from feddure.reports.run_report import write_report
+from feddure.reports.run_report import participation, write_report
 from feddure.tracking import metrics
 from feddure.tracking.records import Run, Writer
 
@@ -279,13 +278,13 @@ def test_each_site_has_a_row_of_counts(tmp_path):
     second = played({"site": "south", "problem": "drawn, but not connected"}, away=("south",), refused=("east: why",))
     about = {"site": "north", "labelled": 1200, "unlabelled": 7, "unreadable": 0}
     run = federated(tmp_path, [first, second, second], names=["north", "south", "east"], sites=[about])
-    found = participation(run)
+    found, remarks = participation(run)
     north, south, east = found.rows
     assert north[:8] == ["north", "1,200", "7", "0", "1", "1", "0", "0"]
     assert north[8].startswith("50.0")
     assert south[4:8] == ["3", "0", "2", "1"]
     assert east[4:8] == ["0", "0", "0", "0"]
-    said = " ".join(found.notes)
+    said = " ".join(remarks)
     for text in ("east was never connected", "south: drawn, but not connected", "Refused: east: why"):
         assert text in said
 

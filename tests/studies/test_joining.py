@@ -130,9 +130,9 @@ def test_without_anybody_alone_there_is_no_question(view):
 def test_a_comparison_answers_in_its_report_and_lists_the_sites(images, tmp_path, quiet):
     plan = make_plan(["local", "fedtutor"], [0])
     found = compare(plan, tiny.experiment(clients_per_round=4), images, tmp_path / "out", progress=False)
-    page = found.report.read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
     assert "Is joining worth it?" in page
-    assert found.view.joining.sentences()[0].replace("'", "&#39;") in page
+    assert found.joining.sentences()[0].replace("'", "&#39;") in page
     lines = (tmp_path / "out" / compare_report.SITES_FILE).read_text().splitlines()
     assert len(lines) == 1 + 4 * 3  # alone; the last and the averaged model of FedTutor
-    assert set(found.view.methods(own_mix=True)["own mix"]) != {"–"}
+    assert set(found.methods(own_mix=True)["own mix"]) != {"–"}

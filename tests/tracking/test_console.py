@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from feddure.experiments import load
-from feddure.tracking.console import PlainLog, Progress, console_observer, summary_table
+from feddure.tracking.console import Progress, summary_table
 from feddure.tracking.records import Run
 
 
@@ -42,10 +42,10 @@ def written(console):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
 
 
-def show(kind, console, lines, **begin):
+def show(console, lines, **begin):
     """What is written of these records, a second each."""
     clock = Clock()
-    observer = kind(console, clock)
+    observer = Progress(console, clock)
     observer.begin(200, **begin)
     for line in lines:
         clock.now += 1.0
@@ -56,14 +56,14 @@ def show(kind, console, lines, **begin):
 
 def test_the_terminal_decides(monkeypatch):
     monkeypatch.delenv("TERM", raising=False)
-    assert isinstance(console_observer(terminal()), Progress)
-    assert isinstance(console_observer(pipe()), PlainLog)
+    assert not Progress(terminal()).bars.disable
+    assert Progress(pipe()).bars.disable
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(console_observer(terminal()), PlainLog)
+    assert Progress(terminal()).bars.disable
 
 
 def test_progress_goes_to_standard_error(capsys):
-    observer = console_observer()
+    observer = Progress()
     observer.begin(200)
     observer.round_done(FEDERATION, record(1), 0.1)
     observer.close()
@@ -73,7 +73,7 @@ def test_progress_goes_to_standard_error(capsys):
 
 
 def test_plain_lines_for_the_first_round_and_each_evaluation():
-    lines = show(PlainLog, pipe(), [record(number, 0.512 if number % 5 == 0 else None) for number in range(1, 11)])
+    lines = show(pipe(), [record(number, 0.512 if number % 5 == 0 else None) for number in range(1, 11)])
     assert [line.split("  ")[0] for line in lines] == ["round 1/200", "round 5/200", "round 10/200"]
     for part in ("accuracy 51.20\u202f%", "loss 1.31", "train loss 0.88", "4.0 clients/s", "left 0:03:10"):
         assert part in lines[-1]
@@ -81,7 +81,7 @@ def test_plain_lines_for_the_first_round_and_each_evaluation():
 
 def test_a_slow_first_round_does_not_spoil_the_time_left():
     console, clock = pipe(), Clock()
-    log = PlainLog(console, clock)
+    log = Progress(console, clock)
     log.begin(200)
     for number in range(1, 101):
         clock.now += 60.0 if number == 1 else 1.0
@@ -91,16 +91,16 @@ def test_a_slow_first_round_does_not_spoil_the_time_left():
 
 def test_the_time_left_counts_what_is_still_to_come():
     """Of a resumed run the rounds that are left; of several runs those of the runs after it too."""
-    (line,) = show(PlainLog, pipe(), [record(191)], done=190)
+    (line,) = show(pipe(), [record(191)], done=190)
     assert line.endswith("left 0:00:09")
-    (line,) = show(PlainLog, pipe(), [record(191)], done=190, name="FedAvg, seed 0", rounds_after=200)
+    (line,) = show(pipe(), [record(191)], done=190, name="FedAvg, seed 0", rounds_after=200)
     assert line.startswith("FedAvg, seed 0  round 191/200")
     assert line.endswith("left 0:03:29")
 
 
 def test_of_several_runs_a_log_has_a_line_now_and_then_and_one_at_the_end_of_each():
     console, clock = pipe(), Clock()
-    log = PlainLog(console, clock)
+    log = Progress(console, clock)
     log.begin(200, name="FedAvg, seed 0")
     for number in range(1, 201):
         clock.now += 1.0
@@ -111,20 +111,18 @@ def test_of_several_runs_a_log_has_a_line_now_and_then_and_one_at_the_end_of_eac
 
 def test_what_a_method_does_not_record_or_could_not_compute_is_no_error():
     bare = {"round": 1, "test": {"accuracy": 0.1, "loss": None}, "train": {"loss": None}}
-    lines = show(
-        PlainLog, pipe(), [bare, {"round": 2, "test": {"accuracy": 0.1, "loss": 2.0}, "diagnostics": {"x": 1}}]
-    )
+    lines = show(pipe(), [bare, {"round": 2, "test": {"accuracy": 0.1, "loss": 2.0}, "diagnostics": {"x": 1}}])
     assert "accuracy 10.00\u202f%  loss –  train loss –" in lines[0]
     assert "accuracy 10.00\u202f%  loss 2.00" in lines[1]
 
 
 def test_the_averaged_model_is_shown_beside_the_global_one():
-    (line,) = show(PlainLog, pipe(), [record(1, 0.5, test_ema={"accuracy": 0.6, "loss": 1.0})])
+    (line,) = show(pipe(), [record(1, 0.5, test_ema={"accuracy": 0.6, "loss": 1.0})])
     assert "averaged 60.00\u202f%" in line
 
 
 def test_the_bar_starts_where_the_run_resumes_and_keeps_the_last_evaluation():
-    lines = show(Progress, terminal(), [record(41, 0.512), record(42)], done=40, name="FedAvg")
+    lines = show(terminal(), [record(41, 0.512), record(42)], done=40, name="FedAvg")
     assert "40/200" in lines[0]
     for part in ("FedAvg  round 42/200", "accuracy 51.20\u202f%", "4.0 clients/s", "left 0:02:38"):
         assert part in lines[-1]

@@ -13,7 +13,8 @@ from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, table, tell_error
 
 if TYPE_CHECKING:
-    from feddure.studies.compare import Comparison
+    from feddure.studies.compare_report import View
+    from feddure.studies.plan import Plan
 
 
 def compare(
@@ -109,7 +110,7 @@ def compare(
     except Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
-    _show(found, folder, time.monotonic() - began)
+    _show(found, plan, folder, time.monotonic() - began)
     if found.failed:
         ended = [(f"method {method}", problem) for method, problem in found.failed.items()]
         go_on = (
@@ -119,21 +120,20 @@ def compare(
         raise typer.Exit(1)
 
 
-def _show(found: "Comparison", folder: Path, seconds: float) -> None:
+def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     from feddure.methods import title as method_name
     from feddure.studies import compare as study
     from feddure.tracking.summary import duration
 
-    plan, experiment = found.plan, found.runs[0].experiment
+    experiment = view.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
-    view = found.view
     Console().print("", table(title, view.methods(), view.about_methods(), numbers_from=1))
     if len(view.pairs()):
         Console().print("", table(f"against {method_name(plan.against)}", view.pairs(), view.about_pairs()))
     console = plain_console()
     for sentence in view.joining.sentences() if view.joining is not None else ():
         console.print(f"\n{sentence}")
-    console.print(f"\nreport  {found.report}")
+    console.print(f"\nreport  {folder / study.REPORT_FILE}")
     console.print(f"tables  {folder / study.TABLE_FILE}\n        {folder / study.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:

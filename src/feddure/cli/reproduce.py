@@ -15,6 +15,7 @@ from rich.table import Table
 from feddure.cli import grids
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
+from feddure.cli.tables import show_page
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError, RunError, did_you_mean
 
@@ -22,25 +23,10 @@ if TYPE_CHECKING:
     from feddure.studies.grid.store import Cell, Store
 
 
-class What(StrEnum):
-    """What can be reproduced."""
-
-    figure1 = "figure1"
-    table1 = "table1"
-    table2 = "table2"
-    gamma = "gamma"
-    labels = "labels"
-    clients = "clients"
-    partitions = "partitions"
-    theory = "theory"
-    claims = "claims"
-    tables = "tables"
-    all = "all"
-
+What = StrEnum("What", "figure1 table1 table2 gamma labels clients theory claims tables all")
 
 # What trains nothing has few options; a dry run says what it does.
 _TRAINS_NOTHING = {
-    "partitions": "it deals the images of a data set to clients and draws who owns which",
     "theory": "it measures the theorems on a small network, which takes minutes",
     "claims": "it judges what the other studies have measured into --out and --merge",
     "tables": "it makes tables, charts and claims of what is measured in --out and --merge",
@@ -89,7 +75,7 @@ def reproduce(
     feddure reproduce table1 --jobs 2                         # one evaluates while the other keeps the GPU busy
     feddure reproduce all --out reproduction                  # everything; interrupt and repeat as you like
     feddure reproduce table1 --preset aaai24-fine --methods fedavg-matched,fedavg-fixmatch,fedmatch,feddure
-    feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common
+    feddure reproduce table1 --methods fedmatch --set fedmatch.optimizer=common    # a table of its own
     feddure reproduce gamma --ray auto                        # on a Ray cluster
     feddure reproduce claims --merge from-machine-a --merge from-machine-b
     feddure reproduce tables --out results/reproduction       # all files anew from the measured cells alone
@@ -141,20 +127,18 @@ def reproduce(
             raise RunError(f"{out}: nothing of the paper is measured there; start with: feddure reproduce table1")
     else:
         failed = grids.measure(cells, store, data_dir, jobs, ray)
-    _report(what, cells, store, request.datasets, data_dir, grids.reasons(failed))
+    _report(what, cells, store, grids.reasons(failed))
     grids.end_if_failed(failed, cells)
 
 
 def _check_options(what: What, context: typer.Context) -> None:
     """Refuse options that would change nothing."""
-    accepted = ["data_dir", "datasets", "merge", "out"] if what == "partitions" else ["merge", "out"]
     for parameter in context.command.params if what in _TRAINS_NOTHING else ():
         source = context.get_parameter_source(parameter.name or "")
         given = source is not None and source.name == "COMMANDLINE"  # the environment may say it for all commands
-        if given and parameter.name not in (*accepted, "what", "dry_run"):
-            options = ", ".join(f"--{option.replace('_', '-')}" for option in accepted)
+        if given and parameter.name not in ("merge", "out", "what", "dry_run"):
             about = f"{what} trains no federation: {_TRAINS_NOTHING[what]}"
-            raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only {options}")
+            raise ConfigError(f"{parameter.opts[0]} does not apply: {about}; expected only --merge, --out")
 
 
 def _check_names(option: str, given: Sequence[str], known: Collection[str]) -> None:
@@ -163,16 +147,8 @@ def _check_names(option: str, given: Sequence[str], known: Collection[str]) -> N
             raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}{did_you_mean(name, known)}")
 
 
-def _report(
-    what: What,
-    cells: "list[Cell]",
-    store: "Store",
-    datasets: Sequence[str],
-    data_dir: Path | None,
-    failed: Mapping[str, str],
-) -> None:
+def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str, str]) -> None:
     """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
-    from feddure import data
     from feddure.reports import frame
     from feddure.studies.paper import plan, report
 
@@ -185,19 +161,13 @@ def _report(
         own = list(group)
         found = report.results(own, store, failed)
         written.append(report.write(found, plan.stem(own), store.folder))
-        for part in report.show(found):
-            console.print(part)
-    if what in ("partitions", "all"):
-        for name in datasets or ("cifar10",):
-            written.append(report.write_partitions(store.folder, data.load(name, data_dir, progress=True)))
     if what in ("theory", "all"):
         with theory_progress() as progress:
             written.append(report.write_theory(store.folder, progress))
     if what in ("claims", "tables", "all"):
-        claims = report.all_claims(store)
-        written.append(report.write_claims(claims, store.folder))
-        for part in report.show_claims(claims):
-            console.print(part)
+        written.append(report.write_claims(report.all_claims(store), store.folder))
+    for path in written:
+        show_page(path)
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 

@@ -1,10 +1,12 @@
-"""Tables and lines in the terminal."""
+"""Tables, pages and lines in the terminal."""
 
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +26,12 @@ def tell_error(text: str) -> None:
     console = plain_console(stderr=True)
     console.print("error:", style="bold red", end=" ")
     console.print("".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text))
+
+
+def show_page(path: Path) -> None:
+    """The Markdown beside a page; formulas keep their _."""
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    Console().print(Markdown(text.replace("_", r"\_")))
 
 
 def table(

@@ -4,21 +4,19 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from feddure.cli.options import expect_writable, make_folder_of
+from feddure.cli.tables import show_page
 from feddure.errors import ConfigError
 
 
 def theory(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the four files.")] = Path("runs/theory"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the five files.")] = Path("runs/theory"),
     largest: Annotated[
         int, typer.Option("--largest", metavar="T", help="The largest T, a power of two from 128; the least is 64.")
     ] = 4096,
@@ -29,8 +27,8 @@ def theory(
     """Measure the paper's two theorems on a small smooth network, each beside a control.
 
     Theorem 1 bounds the least squared gradient of the labelled loss through one step of C-reg; Theorem 2 says that
-    C-reg's own gradient vanishes. Writes theory.csv, theory.json, theory.png and theory.md, and says which rates are
-    there, and which of them a frozen model shows too.
+    C-reg's own gradient vanishes. Writes theory.csv, theory.json, theory.md, theory.png and theory.html, and says which
+    rates are there, and which of them a frozen model shows too.
 
     Examples:
 
@@ -56,7 +54,7 @@ def theory(
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
-        _show(report)
+        show_page(out / "theory.html")
         for name in theory_report.FILES:
             print(f"wrote {out / name}")
 
@@ -69,21 +67,3 @@ def theory_progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _show(report: "dict[str, Any]") -> None:
-    from feddure.studies.theory.report import Fit
-
-    console = Console(highlight=False)
-    console.print(Text("\nslopes of logarithms against T or t, ± standard error", "dim"))
-    table = Table("theorem, quantity", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
-    table.add_column("slope", no_wrap=True)
-    table.add_column("control", no_wrap=True)
-    table.add_column("verdict")
-    for found in report["findings"]:
-        slope, control = Fit(**found["fit"]), Fit(**found["control_fit"])
-        name = f"{found['theorem']}  {found['quantity']}"
-        table.add_row(name, str(slope), f"{control}\n{found['control']}", found["verdict"])
-    console.print(table)
-    for remark in (*report["notes"], *report["meaning"]):
-        console.print(f"• {remark}", markup=False)

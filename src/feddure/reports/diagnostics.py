@@ -20,18 +20,6 @@ LAST_PROBES = 10
 TRAINING = ("loss", "loss_unlabelled", "d")
 """Quantities of a round's training that are shown here."""
 
-# From this many hundredths on, an AUROC is called so.
-_JUDGEMENTS = {
-    90: "very well",
-    80: "well",
-    70: "fairly well",
-    60: "a little",
-    53: "hardly",
-    48: "not at all",
-    40: "slightly the wrong way round",
-    0: "the wrong way round",
-}
-
 
 def numbers(metrics: Sequence[Record], group: str) -> pd.DataFrame:
     """The numbers in a group of the records by round, NaN in rounds without; what never has one is left out."""
@@ -98,20 +86,12 @@ def probe_means(metrics: Sequence[Record]) -> dict[str, float]:
     return {f"probe_{name}": mean for name, mean in probes(metrics).tail(LAST_PROBES).mean().dropna().items()}
 
 
-def judged(auroc: float) -> str:
-    """How well weights with this AUROC separate right from wrong, going by the two digits that are shown."""
-    return next(word for least, word in _JUDGEMENTS.items() if round(100 * auroc) >= least)
-
-
 def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
     """For each run with pseudo labels its means of the last rounds; shares are in per cent."""
     rows = []
     for label, metrics in runs.items():
         mean = last_means(trace(metrics))
         if "weight_mean" in mean:
-            verdict = judged(mean["weight_auroc"]) if "weight_auroc" in mean else NOTHING
-            if "auroc_best" in mean:  # a threshold that few pass cannot be far from 0.5
-                verdict = f"{mean['auroc_best']:.2f} at best"
             rows.append(
                 {
                     "run": label,
@@ -122,7 +102,7 @@ def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
                     "mean weight": number(mean["weight_mean"], 2),
                     "AUROC": number(mean.get("weight_auroc"), 2),
                     "within clients": number(mean.get("auroc_within"), 2),
-                    "m tells them apart": verdict,
+                    "threshold at best": number(mean.get("auroc_best"), 2),  # few that pass cannot be far from 0.5
                 }
             )
     return pd.DataFrame(rows)

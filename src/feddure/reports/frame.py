@@ -265,19 +265,6 @@ def labels(experiment: Experiment) -> float | str:
     return round(100 * per_class * source.classes * part.clients / source.train, 2)
 
 
-def markdown(frame: pd.DataFrame, numbers_from: int = 1) -> str:
-    """A table as Markdown; columns from `numbers_from` on are aligned to the right."""
-    columns = [str(name) for name in frame.columns]
-    marks = ["---" if place < numbers_from else "---:" for place in range(len(columns))]
-    lines = [[escaped(str(value)) for value in row] for row in frame.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(map(escaped, columns)), marks, *lines])
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, even in a table."""
-    return " ".join(text.replace("|", r"\|").replace("<", r"\<").splitlines())
-
-
 def images_of(partition: Mapping[str, Any]) -> tuple[int, int]:
     """Labelled and unlabelled images of all clients."""
     labelled, unlabelled = (sum(map(sum, partition.get(kind, ()))) for kind in ("labelled", "unlabelled"))

@@ -1,6 +1,6 @@
-"""Pages in one style: files that need nothing beside themselves, and no network.
+"""Pages in one style, as HTML and as Markdown. HTML needs nothing beside itself, and no network.
 
-They read without script; with it charts tell values, and their legends hide lines.
+Pages read without script; with it charts tell values, and their legends hide lines.
 
 A page is a heading with what to know first, headline numbers, and sections made of the parts below. Templates of
 other pages extend `page.html.j2`.
@@ -9,13 +9,16 @@ other pages extend `page.html.j2`.
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from feddure.errors import RunError
+from feddure.files import write_whole
 from feddure.reports import style
 from feddure.version import VERSION
 
@@ -35,9 +38,8 @@ class Picture:
     height: int
     caption: str = ""
     reading: str = ""
-    svg: str = ""  # markup
+    svg: str = ""
     values: str = ""  # that can be pointed at, as JSON
-    source: str = ""  # a data URI, where there is no SVG
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,50 @@ def page(
     """A page as HTML: `lead` has paragraphs with what they are about, `cards` (what, value, note)."""
     about: dict[str, Any] = {"title": title, "lead": lead, "notes": notes, "cards": cards, "footer": footer}
     return render("page.html.j2", kicker=kicker, sections=sections, **about)
+
+
+def write(
+    folder: Path,
+    name: str,
+    kicker: str,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    notes: Sequence[str] = (),
+    footer: Sequence[str] = (),
+    draw: "Callable[[], Figure] | None" = None,
+) -> Path:
+    """Write a page as Markdown, its figure and HTML, each whole or not at all; `kicker` is the command that asks."""
+    command = " ".join(kicker.split()[:2])
+    blocks = [f"<!-- Written by {command}; it is made anew each time. -->\n# {title}", lead]
+    blocks += [*(f"> {note}" for note in notes), *([f"![{title}]({name}.png)"] if draw else [])]
+    for section in sections:
+        blocks += [f"## {section.heading}", section.text, *map(markdown, section.parts)]
+    text = "\n\n".join(filter(None, [*blocks, *footer])) + "\n"
+    write_whole(folder / f"{name}.md", text.encode(), RunError)  # even if the figure fails
+    if draw:
+        figure = draw()
+        write_whole(folder / f"{name}.png", style.render(figure, "png"), RunError)
+        sections = [Section("", parts=[embed(figure, f"{title}: the numbers of the tables")]), *sections]
+    path, html = folder / f"{name}.html", page(kicker, title, [("", lead)], sections, notes, footer=footer)
+    write_whole(path, html.encode(), RunError)
+    return path
+
+
+def markdown(part: Any) -> str:
+    """A part as Markdown."""
+    if isinstance(part, Table):
+        marks = ["---" if place < part.numbers_from else "---:" for place in range(len(part.columns))]
+        head, *lines = [list(map(escaped, line)) for line in (part.columns, *part.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))
+    if isinstance(part, Group):
+        return "\n".join(f"- {escaped(one.text)}" for one in part.parts)
+    return f"### {part.text}" if part.kind == "heading" else part.text
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, even in a table."""
+    return " ".join(text.replace("|", r"\|").replace("<", r"\<").splitlines())
 
 
 def render(template: str, live: str = "", **content: Any) -> str:

@@ -20,7 +20,6 @@ from feddure.reports.figures import Line
 from feddure.reports.names import axis, data_size, listed
 from feddure.reports.names import labels as labels_of
 from feddure.reports.page import Code, Files, Group, Section, Table, Text, embed, page, table
-from feddure.reports.participation import participation
 from feddure.tracking import summary
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run, read_run
@@ -405,17 +404,43 @@ def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
     """For each run over real sites: who took part, and what went wrong."""
     parts: list[Any] = []
     for run, label in zip(runs, labels, strict=True):
-        found = participation(run)
-        if found is not None:
+        if found := participation(run):
+            rows, remarks = found
             parts += [Text(label, "heading")] if len(runs) > 1 else []
-            parts.append(Table(found.columns, found.rows, numbers_from=1))
-            parts += [Text(remark, "fact") for remark in found.notes]
+            parts += [rows, *(Text(remark, "fact") for remark in remarks)]
     text = (
         "Numbers of images as each site reported them, and rounds: drawn, took part, away when drawn, and failed (the "
         "update could not be used). “Own test” is the last received model on the site's own test images, if it has "
         "some."
     )
     return [Section("Sites", text, parts)] if parts else []
+
+
+def participation(run: Run) -> tuple[Table, list[str]] | None:
+    """How often each site was drawn, answered and failed, and what went wrong; None for a run without real sites."""
+    rounds = [record["federation"] for record in run.metrics if "federation" in record]
+    if not rounds or run.experiment.partition.setting != "sites":
+        return None
+    about = {site["site"]: site for site in run.federation.get("sites", ())}
+    drawn: dict[str, list[dict[str, Any]]] = {name: [] for name in (*run.federation.get("names", ()), *about)}
+    away: Counter[str] = Counter()
+    for found in rounds:
+        away.update(found["drawn_but_away"])
+        for entry in found["sites"]:
+            drawn.setdefault(entry["site"], []).append(entry)
+    kinds = ("labelled", "unlabelled", "unreadable")
+    rows, notes = [], [f"{name} was never connected." for name in drawn if name not in about]
+    for name, entries in drawn.items():
+        problems = [entry["problem"] for entry in entries if "problem" in entry]
+        tests = [entry["test_of_received_model"] for entry in entries if "test_of_received_model" in entry]
+        counts = [f"{about[name][kind]:,}" if kind in about.get(name, ()) else NOTHING for kind in kinds]
+        taken = (len(entries), len(entries) - len(problems), away[name], len(problems) - away[name])
+        tested = percent(tests[-1].get("accuracy") if tests else None, 1)
+        rows.append([name, *counts, *(f"{count:,}" for count in taken), tested])
+        notes += [f"Last problem of {name}: {problems[-1]}"] if problems and problems[-1] else []
+    notes += [f"Refused: {reason}" for reason in dict.fromkeys(why for found in rounds for why in found["refused"])]
+    columns = ["site", *kinds, "drawn", "took part", "away", "failed", "own test"]
+    return Table(columns, rows, numbers_from=1), notes
 
 
 def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:

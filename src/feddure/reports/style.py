@@ -63,8 +63,6 @@ LineStyle = dict[str, Any]
 _FAMILIES = (BLACK, ORANGE, PURPLE, GREEN, VERMILION, BLUE, BROWN, SKY, INDIGO, WINE)
 _MARKERS = ("v", "P", "D", "^", "s", "o", ">", "X", "p", "*")
 _LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)))
-_CHANGED: tuple[Any, ...] = (":", (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
-_CHANGED_MARKERS = ("8", "H", "<", "d", "h")
 
 _SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so figures are alike everywhere
@@ -107,25 +105,19 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-def line_styles(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LineStyle]:
-    """The colour, marker and line of each line of a figure; a line is a method and what it changes by options.
+def line_styles(methods: Iterable[str]) -> dict[str, LineStyle]:
+    """The colour, marker and line of each method.
 
     Every family of registered methods has its own colour and marker, the same in all figures; a method that extends
     the one registered before it is of its family and dashed, as FedProx beside FedAvg. Other methods take what is
-    free. What is changed by options is dotted.
+    free.
     """
-    found: dict[tuple[str, str], LineStyle] = {}
-    known, changed = _registered(), Counter[str]()
-    for method, options in dict.fromkeys(lines):
+    found: dict[str, LineStyle] = {}
+    known = _registered()
+    for method in methods:
         if method not in known:
             known[method] = _family(len({fmt["color"] + fmt["marker"] for fmt in known.values()}))
-        fmt = known[method]
-        if options:
-            again, place = divmod(changed[fmt["color"]], len(_CHANGED))
-            changed[fmt["color"]] += 1
-            marker = _CHANGED_MARKERS[(again - 1) % len(_CHANGED_MARKERS)] if again else fmt["marker"]
-            fmt = fmt | {"linestyle": _CHANGED[place], "marker": marker}
-        found[method, options] = fmt
+        found[method] = known[method]
     return found
 
 
@@ -138,9 +130,9 @@ def run_line_styles(methods: Iterable[str]) -> list[LineStyle]:
     if len(set(methods)) == 1:
         places = [divmod(place, len(PALETTE)) for place in range(len(methods))]
         return [{"color": PALETTE[place], "marker": "os^Dv"[again % 5]} for again, place in places]
-    every, again, found = line_styles((method, "") for method in methods), Counter[str](), []
+    every, again, found = line_styles(methods), Counter[str](), []
     for method in methods:
-        fmt = every[method, ""]
+        fmt = every[method]
         markers = [fmt["marker"], *(marker for marker in "os^DvPX*" if marker != fmt["marker"])]
         found.append(fmt | {"marker": markers[again[fmt["color"]] % len(markers)]})
         again[fmt["color"]] += 1

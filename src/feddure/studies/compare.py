@@ -8,7 +8,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.runner import GridStopped, new_command
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.plan import PLAN_FILE, Plan, read_plan, run_folder
+from feddure.studies.plan import REPORT_FILE as REPORT_FILE
 from feddure.studies.plan import TABLE_FILE as TABLE_FILE
 from feddure.tracking import records, tracker
 from feddure.tracking.console import SideBySide, console_observer
@@ -118,20 +119,6 @@ def resume_command(folder: Path, plan: Plan, experiment: Experiment) -> str:
     return f"feddure compare --out {shlex.quote(str(folder))} --resume{' --allow-modules' if own else ''}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A finished comparison: its runs in the plan's order, and the tables of them.
-
-    Methods that have `failed` on any seed are in none of them.
-    """
-
-    plan: Plan
-    runs: list[records.Run]
-    view: "View"
-    report: Path
-    failed: Mapping[str, Problem]
-
-
 def compare(
     plan: Plan,
     experiment: Experiment,
@@ -142,7 +129,7 @@ def compare(
     track: Sequence[str] = (),
     processes: int = 1,
     arguments: Sequence[str] = (),
-) -> Comparison:
+) -> "View":
     """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
@@ -179,8 +166,8 @@ def compare(
         _expect_one_partition_a_seed(finished)
         view = compare_report.View(done, finished, failed, experiment.metric)
         view.write_tables(folder)
-        report = compare_report.write(folder, view)
-    return Comparison(plan, finished, view, report, failed)
+        compare_report.write(folder, view)
+    return view
 
 
 def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dict[Path, Experiment]:

@@ -193,8 +193,8 @@ class View:
 
 def write(folder: Path, view: View) -> Path:
     """Write report.html, the tables and mean curves ahead of the runs one by one, and return its path."""
-    formats = style.line_styles((method, "") for method in view.plan.methods)
-    shown = [formats.get((method, "")) for method in (*view.plan.methods, *view.failed)]
+    formats = style.line_styles(view.plan.methods)
+    shown = [formats.get(method) for method in (*view.plan.methods, *view.failed)]
     about = f"{view.about_methods()} Own mix: accuracy under each client's own class mix, mean over clients."
     parts: list[Any] = [Text(about), table(view.methods(own_mix=True), numbers_from=1, formats=shown)]
     pairs = view.pairs()
@@ -235,9 +235,9 @@ def _joining(found: joining.Joining, named: bool) -> list[Any]:
 
 def mean_curves(view: View) -> figures.Figure:
     """The metric of each method, mean over seeds in a band of one standard deviation."""
-    formats = style.line_styles((method, "") for method in view.plan.methods)
+    formats = style.line_styles(view.plan.methods)
     found = [
-        figures.over_seeds(method_name(method), formats[method, ""], view._of(method)["curve"])
+        figures.over_seeds(method_name(method), formats[method], view._of(method)["curve"])
         for method in view.plan.methods
     ]
     return figures.curves(found, f"Test {TITLES[view.metric]}, %, mean over seeds ± standard deviation")

@@ -145,7 +145,7 @@ _PLACES = {"own_mix": "a site's own class mix", "common": "the common test set"}
 def figure(found: Joining) -> Figure:
     """A dot for each site and seed, alone across and joined up, under its own mix and on the common test set."""
     best = found.best()
-    formats = style.line_styles((method, "") for method in best)
+    formats = style.line_styles(best)
     with style.applied():
         canvas = style.new_figure(WIDE, 4.6)
         values = np.concatenate([both.to_numpy(dtype=float) for both in best.values()])
@@ -154,11 +154,11 @@ def figure(found: Joining) -> Figure:
             axes = canvas.add_subplot(1, 2, place)
             for method, both in best.items():
                 kept = both[[f"{test}_alone", f"{test}_joined"]].dropna()
-                dots = formats[method, ""] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
+                dots = formats[method] | {"linestyle": "", "markersize": 5, "alpha": 0.7, "markeredgewidth": 0}
                 axes.plot(kept.iloc[:, 0], kept.iloc[:, 1], gid=inline.part_of(method_name(method)), **dots)
             axes.plot([low, high], [low, high], "-", color=style.MUTED, linewidth=1, zorder=0)
             axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="alone", ylabel="joined")
             axes.set_title(f"Accuracy on {_PLACES[test]}, %")
-        handles = [Line2D([], [], **formats[method, ""] | {"linestyle": ""}) for method in best]
+        handles = [Line2D([], [], **formats[method] | {"linestyle": ""}) for method in best]
         style.legend(canvas, map(method_name, best), handles)
         return canvas

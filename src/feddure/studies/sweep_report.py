@@ -23,7 +23,7 @@ from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import figures, frame, inline, names, style
 from feddure.reports.frame import Difference, Spread, mean_sd, signed
-from feddure.reports.page import Code, Group, Section, Text, embed, page, table
+from feddure.reports.page import Code, Group, Section, Text, embed, escaped, markdown, page, table
 from feddure.studies.grid.store import Store
 from feddure.studies.sweep import Changes, Point, Sweep
 from feddure.tracking.metrics import TITLES
@@ -384,13 +384,16 @@ def _notes(found: Sequence[Leaderboard]) -> list[str]:
 
 
 def _markdown(sweep: Sweep, found: Sequence[Leaderboard], notes: Sequence[str]) -> str:
-    text = [f"# {sweep.name}", *(frame.escaped(note) for note in notes)]
+    text = [f"# {sweep.name}", *(escaped(note) for note in notes)]
     cases = cases_table(sweep, found)
-    text += [frame.markdown(cases, len(cases.columns)), _about_cases(found)] if len(cases) else []
+    text += [markdown(table(cases)), _about_cases(found)] if len(cases) else []
     for leaderboard in found:
-        text += [f"## {frame.escaped(leaderboard.title)}"] if leaderboard.title else []
-        text += [frame.escaped(leaderboard.verdict()), frame.markdown(leaderboard.table(), leaderboard.numbers_from)]
-    text += [frame.escaped(explanation(sweep, found)), *frame.provenance(_every(found))]
+        text += [f"## {escaped(leaderboard.title)}"] if leaderboard.title else []
+        text += [
+            escaped(leaderboard.verdict()),
+            markdown(table(leaderboard.table(), numbers_from=leaderboard.numbers_from)),
+        ]
+    text += [escaped(explanation(sweep, found)), *frame.provenance(_every(found))]
     return "\n\n".join(text) + "\n"
 
 

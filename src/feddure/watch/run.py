@@ -165,7 +165,7 @@ def method(name: str) -> tuple[str, str]:
     """A method's title and colour; a user's own has its name."""
     from feddure import methods  # and with them PyTorch: seconds, for which the page's address does not wait
 
-    return shown(methods.title(name)), style.line_styles([(name, "")])[name, ""]["color"]
+    return shown(methods.title(name)), style.line_styles([name])[name]["color"]
 
 
 def is_held(folder: Path) -> bool:

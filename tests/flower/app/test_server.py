@@ -16,8 +16,7 @@ import tiny
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import server as server_app
 from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
-from feddure.reports.participation import participation
-from feddure.reports.run_report import write_report
+from feddure.reports.run_report import participation, write_report
 from feddure.serving.load import read_network
 from feddure.simulation.federation import run
 from feddure.simulation.runs import FAILURE_FILE
@@ -342,7 +341,7 @@ def test_a_silent_site_is_left_out_told_and_reported(root, capsys):
     assert (first["left_out"], problems(first)) == ([1], {"south": "no answer in time"})
     assert second["left_out"] == []
     assert capsys.readouterr().out.count("the server did not use this site's answer of round 1: no answer in time") == 1
-    found = participation(records.read_run(root / "run"))
+    found, _ = participation(records.read_run(root / "run"))
     rows = {row[0]: dict(zip(found.columns[1:], row[1:], strict=True)) for row in found.rows}
     assert list(rows) == list(federated.SITES)
     assert (rows["north"]["labelled"], rows["north"]["drawn"], rows["north"]["took part"]) == ("32", "2", "2")

@@ -77,14 +77,14 @@ def test_small_cells_without_a_gpu_are_tried(monkeypatch):
     assert found.seconds == pytest.approx(120)
     assert found.text == "about 2:00 min by a few steps here"
     assert REFERENCE_GPU in estimate([paper()], [], trial).text  # too large to try
-    assert "for 4 by a few steps here; the other 1 about" in estimate([*cells, paper()], [], trial).text
+    assert "for 4 by a few steps here; about" in estimate([*cells, paper()], [], trial).text
     assert REFERENCE_GPU in estimate(cells, [], lambda experiment: None).text
 
 
 def test_both_are_said_where_some_are_known():
     text = estimate([demo(seed=1), demo(seed=2), paper()], [measured(demo(), 100)]).text
     assert re.match(r"about \d:\d\d min for 2 at the speed", text)
-    assert "the other 1 about" in text
+    assert "for 1 on one" in text
 
 
 def test_the_reference_knows_itself(here):

@@ -17,8 +17,7 @@ from feddure.studies.paper.claims import (
     claims,
     theorem_claims,
 )
-from feddure.studies.paper.numbers import printed
-from feddure.studies.paper.plan import STUDIES
+from feddure.studies.paper.plan import STUDIES, printed
 
 SEEDS = (0, 1, 2)
 CHARTS = {"feddure": 60.0, "fedmatch": 50.0, "fedavg-fixmatch": 45.0, "fedavg-matched": 50.0}

@@ -1,8 +1,9 @@
-"""The paper's studies as lists of cells, and which measured cells a table shows."""
+"""The paper's studies as lists of cells, its numbers as printed, and which measured cells a table shows."""
 
 import pytest
 
 import synthetic
+from feddure import methods
 from feddure.errors import ConfigError
 from feddure.reports.frame import labels
 from feddure.studies.grid.runner import program_of
@@ -10,11 +11,13 @@ from feddure.studies.grid.store import Store
 from feddure.studies.paper.plan import (
     STUDIES,
     TABLE1,
+    TABLE2,
     Request,
     begun,
     cells,
     gather,
-    is_apart,
+    method_name,
+    printed,
     stem,
 )
 
@@ -92,21 +95,12 @@ def test_cells_of_another_study_do_not_bring_their_data_set_along(tmp_path):
     assert {cell.experiment.dataset for cell in gather(asked, store)} == {"cifar10", "fashion-mnist"}
 
 
-def test_a_changed_method_is_a_row_of_its_own_in_the_same_table(tmp_path):
-    changed = request(methods=("fedmatch",), seeds=(0,), changes={"fedmatch.optimizer": "common"})
-    plain = cells("table1", request(seeds=(0,)))
-    assert not is_apart(cells("table1", changed))
-    assert stem(cells("table1", changed)) == "table1-aaai24"
-    shown = gather(plain, filled(tmp_path, request(seeds=(0,)), changed))
-    assert [cell.options for cell in shown if cell.options] == ["fedmatch.optimizer=common"]
-    assert {cell.experiment.method for cell in shown if not cell.options} == set(TABLE1)
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
         ({"rounds": 20}, "table1-aaai24-20-rounds"),
         ({"changes": {"server.weight": "uniform"}}, "table1-aaai24-server.weight=uniform"),
+        ({"changes": {"fedmatch.optimizer": "common"}}, "table1-aaai24-fedmatch.optimizer=common"),
         ({"changes": {"server.weight": "uniform"}, "rounds": 5}, "table1-aaai24-5-rounds-server.weight=uniform"),
     ],
 )
@@ -133,3 +127,29 @@ def test_what_is_begun_is_more_than_what_a_chart_shares_with_table_1(tmp_path):
     store = filled(tmp_path, request(seeds=(0,)), study="labels")
     assert {cell.study for cell in begun(store)} == {"figure1", "table1", "labels"}
     assert begun(Store(tmp_path / "empty")) == []
+
+
+def test_tables_are_complete_and_belong_to_methods_that_exist():
+    first, second = printed("table1"), printed("table2")
+    assert (len(first), len(second)) == (81, 21)
+    assert {method for *_, method in first} == set(TABLE1) - {"fedavg-matched"}
+    assert {method for *_, method in second} == set(TABLE2)
+    assert {method for *_, method in (first | second)} <= set(methods.METHODS)
+
+
+def test_numbers_are_those_of_the_text():
+    table = printed("table1")
+    for dataset, gain in (("cifar10", 12.17), ("cinic10", 11.16)):
+        ours, theirs = (table[dataset, "dir-dir", method] for method in ("feddure", "fedmatch"))
+        assert round(ours - theirs, 2) == gain
+    assert printed("table2")["cifar10", "iid-iid", "fedavg-fixmatch"] == 47.60
+
+
+def test_figure_1_has_the_numbers_of_table_1_and_charts_have_none():
+    assert len(printed("figure1")) == 9
+    assert printed("gamma") == {}
+
+
+def test_the_ablation_has_a_word_of_its_own_for_a_method():
+    assert method_name("fedavg-fixmatch", "table2") == "Baseline"
+    assert method_name("fedavg-fixmatch", "table1") == "FedAvg-FixMatch"

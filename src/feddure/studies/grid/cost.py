@@ -17,6 +17,8 @@ REFERENCE_GPU = "NVIDIA H200"
 # images; fitted to fedavg-matched, fedavg-sl and fedavg-fixmatch in aaai24.
 _ROUND, _STEP, _IMAGE = 23.0, 0.18, 0.009
 _LARGEST_TRIAL = 5.0  # seconds of the reference
+_TRIED, _MEASURED = "by a few steps here", "at the speed of the cells measured on this hardware"
+_REFERENCE = f"on one {REFERENCE_GPU}"
 _NETWORKS = {"resnet8": 0.6}  # an image's time relative to resnet9's; fitted to sage in cvpr25
 
 
@@ -38,47 +40,37 @@ def estimate(
     about = environment.describe()
     rates: dict[tuple[str, str], dict[str, list[float]]] = {}
     own = {cell.experiment.method for cell in cells}  # code that others' cells name is not imported for this
-    for found in measured:
-        experiment = experiments.build(found.experiment)
-        if _hardware(found.environment) == _hardware(about) and (experiment.method in own | methods.METHODS.keys()):
+    for one in measured:
+        experiment = experiments.build(one.experiment)
+        if _hardware(one.environment) == _hardware(about) and (experiment.method in own | methods.METHODS.keys()):
             of_a_kind = rates.setdefault((experiment.model, experiment.dataset), {})
-            of_a_kind.setdefault(experiment.method, []).append(found.seconds / reference_seconds(experiment))
-    known: list[float] = []
-    tried: list[float] = []
-    unknown: list[float] = []
+            of_a_kind.setdefault(experiment.method, []).append(one.seconds / reference_seconds(experiment))
+    seconds: dict[str, list[float]] = {_TRIED: [], _MEASURED: [], _REFERENCE: []}
     speeds: dict[tuple[str, str, str], float | None] = {}
     for wanted in (cell.experiment for cell in cells):
-        alike = rates.get((wanted.model, wanted.dataset))
-        if alike:
-            every = [rate for values in alike.values() for rate in values]
-            known.append(reference_seconds(wanted) * statistics.median(alike.get(wanted.method, every)))
-            continue
         reference, kind = reference_seconds(wanted), (wanted.model, wanted.dataset, wanted.method)
+        if alike := rates.get(kind[:2]):
+            every = [rate for values in alike.values() for rate in values]
+            seconds[_MEASURED].append(reference * statistics.median(alike.get(wanted.method, every)))
+            continue
         if kind not in speeds:
             small = trial is not None and not about["gpu"] and reference < _LARGEST_TRIAL
             took = trial(wanted) if trial is not None and small else None
             speeds[kind] = None if took is None else took / reference
         speed = speeds[kind]
-        (unknown if speed is None else tried).append(reference * (speed or 1.0))
+        seconds[_REFERENCE if speed is None else _TRIED].append(reference * (speed or 1.0))
     parts = []
-    if tried:
+    for how, found in seconds.items():
+        which = f" for {len(found)}" if len(found) < len(cells) else ""
+        parts += [f"about {duration(sum(found))}{which} {how}"] if found else []
+    if seconds[_REFERENCE] and not about["gpu"]:
         parts.append(
-            f"about {duration(sum(tried))}{f' for {len(tried)}' if known or unknown else ''} by a few steps here"
+            "there is no GPU here, and a CPU takes much longer "
+            "(a FedDure round of the preset aaai24: 6 to 9 minutes on 2 cores)"
         )
-    if known or not (unknown or tried):
-        which = f" for {len(known)}" if unknown or tried else ""
-        parts.append(f"about {duration(sum(known))}{which} at the speed of the cells measured on this hardware")
-    if unknown:
-        which = f"the other {len(unknown)} " if known or tried else ""
-        parts.append(f"{which}about {duration(sum(unknown))} on one {REFERENCE_GPU}")
-        if not about["gpu"]:
-            parts.append(
-                "there is no GPU here, and a CPU takes much longer "
-                "(a FedDure round of the preset aaai24: 6 to 9 minutes on 2 cores)"
-            )
-        elif about["gpu"] != REFERENCE_GPU:
-            parts.append("nothing like it was measured on this hardware")
-    return Estimate(sum(known) + sum(tried) + sum(unknown), "; ".join(parts))
+    elif seconds[_REFERENCE] and about["gpu"] != REFERENCE_GPU:
+        parts.append("nothing like it was measured on this hardware")
+    return Estimate(sum(map(sum, seconds.values())), "; ".join(parts))
 
 
 def reference_seconds(experiment: Experiment) -> float:

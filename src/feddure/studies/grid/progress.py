@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 
 from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, named
+from feddure.tracking import console as terminal
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.summary import mean_of, percent
 
@@ -31,7 +32,6 @@ class GridProgress:
     ):
         """`cells` are those still to be measured, each once."""
         self._store = store
-        self._console = console or Console(stderr=True)
         self._clock = clock
         self._began = clock()
         self._looked = self._spoke = self._began - _PLAIN_SECONDS
@@ -41,17 +41,15 @@ class GridProgress:
         self._costs = {cell.hash: reference_seconds(cell.experiment) for cell in cells}
         self._work = max(sum(self._costs.values()), 1e-9)
         self._told: set[str] = set()  # failed cells and their mistakes
-        self._bars: Progress | None = None
         self._bar_of: dict[str, TaskID] = {}
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[text]}"),
-            )
-            self._bars = Progress(*columns, console=self._console, expand=True, redirect_stdout=False)
-            self._whole = self._bars.add_task("cells", total=self._work, text=f"0/{len(cells)}")
-            self._bars.start()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+        )
+        self._bars = terminal.bars(console, *columns)
+        self._whole = self._bars.add_task("cells", total=self._work, text=f"0/{len(cells)}")
+        self._bars.start()
 
     def look(self, at_once: bool = False) -> None:
         """Show what is new; at most a few times a second, unless `at_once`."""
@@ -77,23 +75,20 @@ class GridProgress:
         left = "–" if done <= 0 else str(timedelta(seconds=round(passed * (self._work - done) / done)))
         cells = f"{len(self._costs) - len(self._waiting)}/{len(self._costs)} cells"
         whole = f"{cells}  {timedelta(seconds=round(passed))}  left {left}"
-        if self._bars:
-            self._bars.update(self._whole, completed=done, text=whole)
-            self._draw(self._bars, shares, texts)
-        elif texts and self._clock() >= self._spoke + _PLAIN_SECONDS:
+        self._bars.update(self._whole, completed=done, text=whole)
+        self._draw(shares, texts)
+        if self._bars.disable and texts and self._clock() >= self._spoke + _PLAIN_SECONDS:
             self._spoke = self._clock()
             for name in list(texts)[:_MOST_BARS]:
                 self.say(f"{self._names[name]}: {texts[name]}  {whole}")
 
     def say(self, line: str) -> None:
-        """A line above the bars."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        terminal.say(self._bars, line)
 
     def close(self) -> None:
         """Give the terminal back."""
         self.look(at_once=True)
-        if self._bars:
-            self._bars.stop()
+        terminal.close(self._bars)
 
     def _finished_line(self, cell: Cell, found: Measurement) -> str:
         metric, score, evaluations = cell.experiment.metric, found.scores(cell.experiment.metric), len(found.curve)
@@ -115,13 +110,13 @@ class GridProgress:
                 who = named([cell]) if problem.traceback else f"cells of {cell.experiment.method} cannot be measured"
                 self.say(f"note: {who}: {problem.error}")
 
-    def _draw(self, bars: Progress, shares: dict[str, float], texts: dict[str, str]) -> None:
+    def _draw(self, shares: dict[str, float], texts: dict[str, str]) -> None:
         for name in self._bar_of.keys() - shares.keys():
-            bars.remove_task(self._bar_of.pop(name))
+            self._bars.remove_task(self._bar_of.pop(name))
         for name, share in shares.items():
             if name not in self._bar_of and len(self._bar_of) < _MOST_BARS:
                 full = self._names[name]
                 short = full if len(full) <= _WIDEST else f"{full[: _WIDEST - 1]}…"
-                self._bar_of[name] = bars.add_task(short, total=1.0, text="")
+                self._bar_of[name] = self._bars.add_task(short, total=1.0, text="")
             if name in self._bar_of:
-                bars.update(self._bar_of[name], completed=share, text=texts[name])
+                self._bars.update(self._bar_of[name], completed=share, text=texts[name])

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 
 from feddure.reports.frame import Difference, paired, signed
 from feddure.studies.compare import REFERENCE
-from feddure.studies.paper.numbers import method_name, printed
-from feddure.studies.paper.plan import SETTINGS, STUDIES, axis_text
+from feddure.studies.paper.plan import SETTINGS, STUDIES, axis_text, method_name, printed
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import report as theory
 from feddure.tracking.summary import display_name
@@ -242,7 +241,7 @@ def _by_one_seed(comparisons: Comparisons) -> bool:
 
 
 class Measured:
-    """The plain rows of all studies under one preset, and the claims that they judge."""
+    """The rows of all studies under one preset, and the claims that they judge."""
 
     def __init__(self, preset: str, rows: Mapping[str, Sequence[Row]]):
         self.preset = preset
@@ -250,7 +249,6 @@ class Measured:
             (study, row.dataset, row.setting, row.method, row.value): row.accuracies
             for study, own in rows.items()
             for row in own
-            if not row.options
         }
 
     def at(self, study: str, dataset: str, setting: str, method: str, value: float | None) -> dict[int, float]:

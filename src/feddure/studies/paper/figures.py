@@ -1,4 +1,4 @@
-"""Figures of the studies: ours beside the paper's numbers, curves, lines along an axis, and who owns which image."""
+"""Figures of the studies: ours beside the paper's numbers, curves, and lines along an axis."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from feddure.data.dataset import Dataset
-from feddure.data.partition import Partition
-from feddure.reports import figures, frame, inline, partition_figure, style
+from feddure.reports import figures, frame, inline, style
 from feddure.studies.compare import REFERENCE
-from feddure.studies.paper.numbers import method_name
-from feddure.studies.paper.plan import STUDIES
+from feddure.studies.paper.plan import STUDIES, method_name
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
 from feddure.tracking.summary import display_name
 
 OURS, PAPER = style.BLUE, style.VERMILION
 SMOOTHED = 5
 """Evaluations in the running mean that figure 1 draws; single ones jump by several points from round to round."""
-
-SHOWN_CLIENTS = 20
-"""Clients in the picture of partitions; its table has them all."""
 
 _WIDE = 10.4  # inches
 _AXES = {
@@ -115,9 +109,9 @@ def _curves(rows: Sequence[Row]) -> Figure:
         smooth = all(len(curve) > SMOOTHED for row in panel for curve in row.measured["curve"])
         curves = []
         for row in panel:
-            name, fmt = _legend_name(row.method, row.changes), formats[row.method, row.changes]
-            fmt, window = (fmt | {"marker": ""}, SMOOTHED) if smooth else (fmt, 1)
-            curves.append(figures.over_seeds(name, fmt, row.measured["curve"], window))
+            fmt = formats[row.method] | ({"marker": ""} if smooth else {})
+            window = SMOOTHED if smooth else 1
+            curves.append(figures.over_seeds(_legend_name(row.method), fmt, row.measured["curve"], window))
         figures.draw_curves(axes, sorted(curves, key=lambda curve: -curve.points[-1][1]))
         axes.set_ylabel("test accuracy, %")
         drawn = f"running mean of {SMOOTHED} evaluations" if smooth else "each evaluation"
@@ -141,11 +135,11 @@ def _along_axis(rows: Sequence[Row]) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(_AXES[axis])
         axes.set_ylabel("test accuracy, %")
-        for line, fmt in formats.items():
-            own = {row.value: row for row in panel if (row.method, row.changes) == line}
-            _line(axes, values, own, fmt | {"label": _legend_name(*line)}, hollow)
+        for method, fmt in formats.items():
+            own = {row.value: row for row in panel if row.method == method}
+            _line(axes, values, own, fmt | {"label": _legend_name(method)}, hollow)
     handles = [Line2D([], [], **fmt) for fmt in formats.values()]
-    style.legend(canvas, [_legend_name(*line) for line in formats], handles)
+    style.legend(canvas, map(_legend_name, formats), handles)
     note = f"{frame.mean_of(runs_of(rows), True)}; {_over_seeds(rows)}" + " (hollow: one seed)" * hollow
     canvas.suptitle(note.capitalize(), x=0.01, ha="left", fontsize=8, fontweight="normal", color=style.MUTED)
     return canvas
@@ -166,47 +160,17 @@ def _line(axes: Axes, values: Sequence[float], own: Mapping[Any, Row], fmt: styl
         axes.plot(np.array(values)[single], mean[single], gid=inline.part_of(fmt["label"]), **points)
 
 
-def partitions(dataset: Dataset, dealt: Mapping[str, Partition]) -> Figure:
-    """Who owns what under each of these partitions, by title; labelled images left of the others."""
-    classes = len(dataset.classes)
-    with style.applied():
-        canvas = style.new_figure(_WIDE, 0.4 + len(dealt) * (0.3 * classes + 1.0))
-        every = canvas.subplots(len(dealt), 2, sharey=True, squeeze=False)
-        every[0, 0].set_yticks(range(classes), dataset.classes)
-        clients = min(SHOWN_CLIENTS, *(partition.clients for partition in dealt.values()))
-        canvas.suptitle(
-            f"{display_name(dataset.name)}, the first {clients} clients: a bubble's area is its number of images",
-            x=0.01,
-            ha="left",
-        )
-        drawn = []
-        for line, (title, partition) in zip(every, dealt.items(), strict=True):
-            both = zip(line, partition.counts(dataset.labels, classes), ("labelled", "unlabelled"), strict=True)
-            for axes, counts, kind in both:
-                colour = style.LABELLED if kind == "labelled" else style.UNLABELLED
-                axes.set_title(f"{title}: {kind}", color=colour)
-                axes.set_xlabel("client")
-                axes.set_xticks(range(0, clients, 2))
-                axes.tick_params(length=0)
-                drawn.append((axes, counts[:clients], colour, dataset.classes))
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # bubbles are as large as the axes now allow
-        for each in drawn:
-            partition_figure.draw(*each)
-    return canvas
-
-
-def _line_styles(rows: Sequence[Row]) -> dict[tuple[str, str], style.LineStyle]:
+def _line_styles(rows: Sequence[Row]) -> dict[str, style.LineStyle]:
     """What the paper proposes stands out."""
-    found = style.line_styles((row.method, row.changes) for row in rows)
+    found = style.line_styles(row.method for row in rows)
     return {
-        line: fmt | ({"linewidth": 2.4, "zorder": 4} if line[0] == "feddure" else {}) for line, fmt in found.items()
+        method: fmt | ({"linewidth": 2.4, "zorder": 4} if method == "feddure" else {}) for method, fmt in found.items()
     }
 
 
-def _legend_name(method: str, changes: str) -> str:
+def _legend_name(method: str) -> str:
     """A method's name with what it learns from, where that is not the rule."""
-    return _wrapped(", ".join(filter(None, (_KINDS.get(method, method_name(method)), changes))))
+    return _wrapped(_KINDS.get(method, method_name(method)))
 
 
 def _wrapped(name: str) -> str:

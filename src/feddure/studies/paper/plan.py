@@ -1,13 +1,15 @@
-"""The paper's tables and charts as grids of experiments, and which measured cells a table shows.
+"""The paper's tables and charts as grids of experiments, its printed numbers, and which measured cells a table shows.
 
 Studies share cells: table 1's FedDure under DIR-DIR is also a point of every chart, and is measured once.
 """
 
+import csv
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from itertools import product
 from typing import Any
 
@@ -16,8 +18,11 @@ from feddure.config import Experiment
 from feddure.errors import ConfigError
 from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import PRESETS
 
+PRESETS = ("aaai24", "aaai24-fine")
+"""The paper's set-up, read in two ways."""
+
+ROUNDS = 200
 SETTINGS = ("iid-iid", "iid-dir", "dir-dir")
 TABLE1 = (
     "fedavg", "fedavg-matched", "fedavg-sl", "fedprox-sl", "fedavg-uda", "fedprox-uda", "fedavg-fixmatch",
@@ -139,8 +144,8 @@ def reference_cell(cell: Cell) -> Cell:
 def gather(asked: Sequence[Cell], store: Store) -> list[Cell]:
     """The cells of a study that were asked for, and what else was measured for the same study and preset.
 
-    A later look at one method does not make the others disappear from the study's table. Cells that change more than
-    a method (other rounds, another server) make a table of their own.
+    A later look at one method does not make the others disappear from the study's table. Cells that change what the
+    study says (other rounds, other options) make a table of their own.
     """
     if not asked or is_apart(asked):
         return list(asked)
@@ -166,8 +171,7 @@ def measured_for(study: str, preset: str, measured: Measured) -> list[Cell]:
     shared = set() if study == "table1" else {cell.hash for cell in _plain("table1", preset, datasets, seeds)}
     own = {cell.experiment.dataset for cell in every if cell.hash in measured.keys() - shared} | set(usual)
     begun = {cell.experiment.seed for cell in every if cell.hash in measured}
-    chosen = [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
-    return [*chosen, *_variants(chosen, measured)]
+    return [cell for cell in every if cell.experiment.dataset in own and cell.experiment.seed in begun]
 
 
 def begun(store: Store) -> list[Cell]:
@@ -184,9 +188,8 @@ def begun(store: Store) -> list[Cell]:
 
 
 def is_apart(cells: Sequence[Cell]) -> bool:
-    """Whether cells differ from their study in more than a method's own fields."""
-    changed = {text.partition("=")[0].partition(".")[0] for cell in cells for text in cell.options.split()}
-    return bool(changed - _of_methods()) or cells[0].experiment.rounds != experiments.load(cells[0].preset).rounds
+    """Whether cells differ from their study."""
+    return bool(cells[0].options) or cells[0].experiment.rounds != experiments.load(cells[0].preset).rounds
 
 
 def stem(cells: Sequence[Cell]) -> str:
@@ -197,11 +200,31 @@ def stem(cells: Sequence[Cell]) -> str:
         return name
     if rounds != experiments.load(preset).rounds:
         name += f"-{rounds}-rounds"
-    whole = "-".join([name, *sorted({cell.options for cell in cells} - {""})])
+    whole = "-".join(filter(None, [name, cells[0].options]))
     name = re.sub(r"[^A-Za-z0-9.=-]", "-", whole)
     if len(name) <= _LONGEST_STEM:
         return name
     return f"{name[: _LONGEST_STEM - 11]}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
+
+
+@cache
+def printed(study: str) -> dict[tuple[str, str, str], float]:
+    """Accuracies in per cent as the paper prints them, by data set, setting and method, in its order.
+
+    Figure 1 shows how runs of table 1 came to their numbers; the charts print none.
+    """
+    if study == "figure1":
+        return {place: value for place, value in printed("table1").items() if place[:2] == ("cifar10", "dir-dir")}
+    if study not in ("table1", "table2"):
+        return {}
+    text = (resources.files("feddure.studies.paper") / f"{study}.csv").read_text(encoding="utf-8")
+    lines = csv.DictReader(text.splitlines())
+    return {(line["dataset"], line["setting"], line["method"]): float(line["accuracy"]) for line in lines}
+
+
+def method_name(method: str, study: str = "") -> str:
+    """A method as the paper writes it; the ablation calls one of them its baseline."""
+    return "Baseline" if (study, method) == ("table2", "fedavg-fixmatch") else methods.title(method)
 
 
 def axis_text(study: str, value: float) -> str:
@@ -212,26 +235,3 @@ def axis_text(study: str, value: float) -> str:
 @cache
 def _plain(study: str, preset: str, datasets: tuple[str, ...], seeds: tuple[int, ...]) -> tuple[Cell, ...]:
     return tuple(cells(study, Request(preset, datasets=datasets, seeds=seeds)))
-
-
-def _variants(every: Sequence[Cell], measured: Measured) -> Iterator[Cell]:
-    """Measured experiments that differ from a cell of the study in fields of their method alone."""
-
-    def place(experiment: Experiment) -> str:
-        return experiment.model_dump_json(exclude={*_of_methods(), "engine", "checkpoint_every", "probe_every"})
-
-    places = {place(cell.experiment): cell for cell in every}
-    hashes = {cell.hash for cell in every}
-    for name, experiment in measured.items():
-        cell = places.get(place(experiment))
-        if cell is not None and name not in hashes:
-            changed = experiments.differences([cell.experiment, experiment])
-            tree = experiments.flat(experiment)
-            options = " ".join(f"{key}={tree[key]}" for key in changed if key.partition(".")[0] in _of_methods())
-            if options:
-                yield Cell(cell.study, cell.preset, experiment, options)
-
-
-def _of_methods() -> set[str]:
-    """Fields of methods: a cell that changes nothing else is a further row of the study it belongs to."""
-    return {*methods.sections(), "proximal"}

@@ -1,9 +1,8 @@
-"""What `feddure reproduce` prints and writes: tables, claims, partitions and theorems as CSV, Markdown, PNG and HTML.
+"""What `feddure reproduce` writes: tables, claims and theorems as CSV, Markdown, PNG and HTML.
 
 Files are made anew from the measured cells each time; what is not measured yet is named, never filled in.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,40 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
 
 from feddure import experiments
-from feddure.data.dataset import Dataset
-from feddure.data.partition import external_imbalance, internal_imbalance, make
 from feddure.errors import RunError
 from feddure.files import write_whole
-from feddure.reports import frame, page, style
-from feddure.reports.page import Group, Picture, Section, Table, Text
+from feddure.reports import frame, page
+from feddure.reports.page import Group, Section, Table, Text
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper import figures, plan, rows
 from feddure.studies.paper.claims import Claim, Criterion, Verdict, claims, theorem_claims
-from feddure.studies.paper.numbers import PRESETS, ROUNDS
 from feddure.studies.paper.rows import Row
 from feddure.studies.theory import measure as theory
 from feddure.studies.theory import report as theory_report
 from feddure.tracking.summary import display_name
 
-MARK = "<!-- Written by feddure reproduce; it is made anew each time. -->"
-
 ABOUT = {
     **{name: study.about for name, study in plan.STUDIES.items()},
-    "partitions": "Who owns which images: FedMatch's Batch-NonIID beside DIR-DIR",
     "theory": "The two theorems, measured",
     "claims": "What the paper says in words, and whether our measurements say so too",
 }
 """All that can be reproduced, in one sentence each."""
-
-DEALT = {"fedmatch": "FedMatch, Batch-NonIID", "dir-dir": "The paper, DIR-DIR"}
-"""The settings whose partitions are compared."""
 
 _DEFINITIONS = {
     ("fedavg",): "FedAvg* trains on labelled images alone, one pass over them in a round.",
@@ -59,13 +44,13 @@ _REMARKS = {
     "labels": "Every client takes 5 local steps at every share of labels. The paper prints no numbers for this chart.",
     "clients": "The paper names no setting for this chart; ours is DIR-DIR. It prints no numbers for it.",
 }
-_VERDICTS: dict[Verdict, tuple[str, str, str]] = {
-    "holds": ("green", "holds", "hold"),
-    "does not hold": ("red", "does not hold", "do not hold"),
-    "undecided": ("yellow", "is undecided", "are undecided"),
-    "not measured": ("dim", "is not measured", "are not measured"),
+_VERDICTS: dict[Verdict, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "undecided": ("is undecided", "are undecided"),
+    "not measured": ("is not measured", "are not measured"),
 }
-"""Colour on a terminal, and what is said of one claim and of several."""
+"""What is said of one claim and of several."""
 
 
 # A study: a table or a chart.
@@ -74,21 +59,6 @@ _VERDICTS: dict[Verdict, tuple[str, str, str]] = {
 def results(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
     """The rows of the study that these cells belong to; `failed` says why cells could not be measured, by hashes."""
     return rows.rows(plan.gather(cells, store), store, failed)
-
-
-def show(found: Sequence[Row]) -> list[RenderableType]:
-    """A study's tables for a terminal: the methods of which something is measured or was tried in vain."""
-    begun = {(row.dataset, row.method, row.options) for row in found if row.seeds or row.failed}
-    listed = [row for row in found if (row.dataset, row.method, row.options) in begun]
-    seeds = rows.most_seeds(found)
-    shown: list[RenderableType] = [RichText(f"{ABOUT[found[0].study]} ({found[0].preset})", "bold")]
-    if found[0].common:
-        shown.append(RichText(_throughout(found)))
-    for grid in rows.grids(listed):
-        shown += [RichText(f"\n{grid.title}", "bold"), _terminal(rows.table(grid, seeds), bold="FedDure")]
-    if listed:
-        shown.append(RichText(f"\n{_quantity(listed, seeds)} {_definitions(listed)}", "dim"))
-    return [*shown, RichText(_state(found))]
 
 
 def write(found: Sequence[Row], name: str, folder: Path) -> Path:
@@ -117,7 +87,7 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
 
 def _throughout(found: Sequence[Row]) -> str:
     """What all rows change, said once."""
-    return f"All with {found[0].common}." if found[0].common else ""
+    return f"All with {found[0].options}." if found[0].options else ""
 
 
 def _quantity(found: Sequence[Row], seeds: int) -> str:
@@ -134,7 +104,7 @@ def _definitions(found: Sequence[Row]) -> str:
     there = {row.method for row in found}
     said = ["Steps: local ones of a client in a round."]
     said += [words for methods, words in _DEFINITIONS.items() if there & set(methods)]
-    said += [_REMARKS.get(found[0].study, "") if found[0].preset in PRESETS else ""]
+    said += [_REMARKS.get(found[0].study, "") if found[0].preset in plan.PRESETS else ""]
     if any(row.is_dirty for row in found):
         said.append(f"{rows.DIRTY}: measured, at least in part, by code with uncommitted changes.")
     return " ".join(filter(None, said))
@@ -156,9 +126,9 @@ def _notes(found: Sequence[Row]) -> list[str]:
     if rows.most_seeds(found) == 1:
         said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
     rounds = sorted({number for row in found for number in row.measured["rounds"]})
-    if any(number != ROUNDS for number in rounds) and any(row.paper is not None for row in found):
+    if any(number != plan.ROUNDS for number in rounds) and any(row.paper is not None for row in found):
         listed = f"{', '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
-        said.append(f"{listed}, not the {ROUNDS} of the paper: its numbers do not compare.")
+        said.append(f"{listed}, not the {plan.ROUNDS} of the paper: its numbers do not compare.")
     for panel in rows.panels(found):
         if done and not any(row.seeds for row in found if row.dataset == panel[0].dataset):
             preset = f" --preset {panel[0].preset}" * (panel[0].preset != plan.Request().preset)
@@ -175,28 +145,11 @@ def all_claims(store: Store) -> list[Claim]:
     """Every claim, judged for each preset with cells of its own, and the theorems."""
     measured = plan.measured_experiments(store)
     found = []
-    for preset in PRESETS:
+    for preset in plan.PRESETS:
         own = {study: rows.rows(plan.measured_for(study, preset, measured), store) for study in plan.STUDIES}
         if any(row.seeds for table in own.values() for row in table):
             found += claims(preset, own)
     return [*(found or claims(plan.Request().preset, {})), *theorem_claims(store.folder)]
-
-
-def show_claims(found: Sequence[Claim]) -> list[RenderableType]:
-    """The verdicts for a terminal; claims without a measurement are counted, not listed."""
-    shown: list[RenderableType] = []
-    for preset, own in _by_preset(found):
-        shown.append(RichText(f"\n{preset}", "bold"))
-        measured = [claim for claim in own if claim.verdict != "not measured"]
-        table = RichTable("claim", "verdict", "measured", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for claim in measured:
-            verdict = RichText(claim.verdict, _VERDICTS[claim.verdict][0], no_wrap=True)
-            table.add_row(RichText(claim.says), verdict, RichText(claim.sentence))
-        shown += [table] if measured else []
-        if left := len(own) - len(measured):
-            are = "claim is" if left == 1 else "claims are"
-            shown.append(RichText(f"{left} {are} not measured yet: see claims.html", "dim"))
-    return shown
 
 
 def write_claims(found: Sequence[Claim], folder: Path) -> Path:
@@ -241,7 +194,7 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
 def tally(found: Sequence[Claim]) -> str:
     """How many claims have which verdict."""
     numbers = Counter(claim.verdict for claim in found)
-    each = [f"{numbers[name]} {said[numbers[name] > 1]}" for name, (_, *said) in _VERDICTS.items() if name in numbers]
+    each = [f"{numbers[name]} {said[numbers[name] > 1]}" for name, said in _VERDICTS.items() if name in numbers]
     return f"Of {len(found)} claim{'s' * (len(found) > 1)} {', '.join(each)}."
 
 
@@ -265,40 +218,11 @@ def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
     return list(presets.items())
 
 
-# What trains nothing.
-
-
-def write_partitions(folder: Path, dataset: Dataset) -> Path:
-    """Deal a data set as FedMatch and the paper do; writes counts, figure and page, and returns the page."""
-    classes = len(dataset.classes)
-    dealt, counted, lines = {}, [], []
-    for setting, title in DEALT.items():
-        changes = {"partition.setting": setting, "partition.clients": 100, "clients_per_round": 1}
-        partition = dealt[title] = make(dataset, experiments.load(changes=changes).partition, seed=0)
-        measures = (measure(partition, dataset.labels, classes) for measure in (internal_imbalance, external_imbalance))
-        imbalances = [f"{found or 0.0:.2f}" for found in measures]
-        for kind, counts in zip(("labelled", "unlabelled"), partition.counts(dataset.labels, classes), strict=True):
-            counted += [[setting, kind, client, *map(int, row)] for client, row in enumerate(counts)]
-            sizes, absent = counts.sum(axis=1), (counts == 0).sum(axis=1).mean()
-            lines.append(
-                [title, kind, f"{sizes.sum():,}", f"{sizes.min():,}–{sizes.max():,}", f"{absent:.1f}", *imbalances]
-            )
-    columns = ["setting", "images", "number", "per client", "absent classes", "internal", "external imbalance"]
-    lead = (
-        f"{display_name(dataset.name)} dealt to 100 clients with seed 0. Internal imbalance compares a client's "
-        "labelled with its unlabelled images, external imbalance compares clients by all their images; 0 is none, 1 "
-        "the most. Both are of a whole setting."
-    )
-    name = f"partitions-{dataset.name}"
-    counts_columns = ["setting", "images", "client", *dataset.classes]
-    frame.write_csv(folder / f"{name}.csv", pd.DataFrame(counted, columns=counts_columns))
-    section = Section("In numbers", parts=[Table(columns, lines, numbers_from=2)])
-    draw = partial(figures.partitions, dataset, dealt)
-    return _write(folder, name, "partitions", lead, [section], draw=draw)
+# The theorems.
 
 
 def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
-    """Measure the theorems unless that was done, which takes minutes; writes its files, a page and the index."""
+    """Measure the theorems unless that was done, which takes minutes; writes its files and the index."""
     if not (folder / "theory.json").exists():
         study = theory.measure(progress=progress)
         theory_report.write(study, folder, theory_report.summary(study))
@@ -306,105 +230,31 @@ def write_theory(folder: Path, progress: Callable[[int, int], None] = lambda don
     return folder / "theory.html"
 
 
-def _theory_page(folder: Path) -> str:
-    """What `feddure theory` left in a folder, as a page; empty where nothing is there."""
-    report = theory_report.read(folder)
-    if not report.get("findings"):
-        return ""
-    pictures = []
-    if (folder / "theory.png").exists():
-        source = f"data:image/png;base64,{base64.b64encode((folder / 'theory.png').read_bytes()).decode()}"
-        alt = "The theorems' quantities and their controls against the number of steps"
-        across, up = theory_report.FIGURE_SIZE
-        pictures.append(Picture(alt, round(100 * across), round(100 * up), source=source))
-    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
-    table = page.table(theory_report.table(report).drop(columns="verdict"))
-    sections = [
-        Section("", parts=pictures),
-        Section("In numbers", parts=[table, Text(theory_report.reading(report), "fact")]),
-        Section("Verdicts", parts=[Text(one) for one in verdicts]),
-        Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
-    ]
-    lead = "Both theorems on a small smooth network and full batches, each quantity beside a control that learns less."
-    where = report["environment"]
-    footer = [f"Measured on {where['cpu']}, {where['cores']} cores, with torch {where['torch']}."]
-    return page.page("feddure reproduce theory", ABOUT["theory"], [("", lead)], sections, footer=footer)
-
-
 # Files.
 
 
 def write_index(folder: Path) -> None:
-    """index.html and README.md: links to everything that lies in the folder; theory's findings become a page first."""
-    if theory_page := _theory_page(folder):
-        write_whole(folder / "theory.html", theory_page.encode(), RunError)
+    """index.html: links to everything that lies in the folder; what `feddure theory` found has a page then."""
+    found = theory_report.read(folder)
+    if found.get("findings") and not (folder / "theory.html").exists():
+        theory_report.write_page(folder, found)
     links = []
     for name, about in ABOUT.items():
         for key in sorted({path.stem for path in folder.glob(f"{name}*") if path.suffix in (".html", ".md")}):
             files = [f"{key}.{end}" for end in ("html", "md", "png", "csv") if (folder / f"{key}.{end}").exists()]
             links.append((key, about, files))
-    title = "FedDure, reproduced"
     lead = "The tables, charts and claims of the paper, measured, with its numbers beside ours."
+    title = "FedDure, reproduced"
     index = page.render("index.html.j2", kicker="feddure reproduce", title=title, lead=[("", lead)], links=links)
     write_whole(folder / "index.html", index.encode(), RunError)
-    lines = []
-    for key, about, every in links:
-        files = [file for file in every if not file.endswith(".html")] or every  # Markdown leads on to Markdown
-        listed = ", ".join(f"[{file.rpartition('.')[2]}]({file})" for file in files)
-        lines.append([f"[{key}]({files[0]})", about, listed])
-    table = frame.markdown(pd.DataFrame(lines, columns=["study", "shows", "files"]), numbers_from=3)
-    rest = "`results.csv` has a line for each study and measured cell; the cells have their curves and diagnostics too."
-    readme = folder / "README.md"
-    if not readme.exists() or readme.read_bytes().startswith(MARK.encode()):
-        write_whole(readme, f"{MARK}\n# {title}\n\n{lead}\n\n{table}\n\n{rest}\n".encode(), RunError)
 
 
-def _write(
-    folder: Path,
-    name: str,
-    study: str,
-    lead: str,
-    sections: Sequence[Section],
-    notes: Sequence[str] = (),
-    footer: Sequence[str] = (),
-    draw: Callable[[], Figure] | None = None,
-) -> Path:
-    """Write what is said as Markdown, figure and page, each whole or not at all, and the index; returns the page."""
-    title, path = ABOUT[study], folder / f"{name}.html"
-    blocks = [f"{MARK}\n# {title}", lead, *(f"> {note}" for note in notes)]
-    blocks += [f"![{title}]({name}.png)"] if draw else []
-    for section in sections:
-        blocks += [f"## {section.heading}", section.text, *map(_markdown, section.parts)]
-    text = "\n\n".join(filter(None, [*blocks, *footer])) + "\n"
-    write_whole(folder / f"{name}.md", text.encode(), RunError)  # even if the figure fails
-    pictures = []
-    if draw:
-        figure = draw()
-        write_whole(folder / f"{name}.png", style.render(figure, "png"), RunError)
-        pictures = [page.embed(figure, f"{title}: the numbers of the tables")]
-    sections = [Section("", parts=pictures), *sections]
-    html = page.page(f"feddure reproduce {study}", title, [("", lead)], sections, notes, footer=footer)
-    write_whole(path, html.encode(), RunError)
+def _write(folder: Path, name: str, study: str, *said: Any, **more: Any) -> Path:
+    """Write a page and the index; returns the page."""
+    path = page.write(folder, name, f"feddure reproduce {study}", ABOUT[study], *said, **more)
     write_index(folder)
     return path
 
 
-def _markdown(part: Any) -> str:
-    if isinstance(part, Table):
-        return frame.markdown(pd.DataFrame(part.rows, columns=part.columns), part.numbers_from)
-    if isinstance(part, Group):
-        return "\n".join(f"- {frame.escaped(one.text)}" for one in part.parts)
-    return f"### {part.text}" if part.kind == "heading" else part.text
-
-
 def _table(found: pd.DataFrame) -> Table:
     return page.table(found, numbers_from=1, marked=frozenset({"FedDure"}))
-
-
-def _terminal(found: pd.DataFrame, bold: str) -> RichTable:
-    table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for place, name in enumerate(found.columns):
-        table.add_column(name, justify="right" if place else "left")
-    for first, *others in found.itertuples(index=False):
-        table.add_row(RichText(first), *others, style="bold" if first == bold else "")
-    return table

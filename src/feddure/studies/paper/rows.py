@@ -14,8 +14,7 @@ from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread
 from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.paper.numbers import PRESETS, method_name, printed
-from feddure.studies.paper.plan import STUDIES, axis_text, is_apart, reference_cell
+from feddure.studies.paper.plan import PRESETS, STUDIES, axis_text, is_apart, method_name, printed, reference_cell
 from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
@@ -34,21 +33,14 @@ class Row:
     dataset: str
     setting: str
     method: str
-    options: str = ""
+    options: str = ""  # what all rows of the table change
     value: float | None = None  # of the study's axis
     runs: pd.DataFrame = field(default_factory=lambda: _NO_RUNS)  # of the frame of results, with a reference
     paper: float | None = None
-    common: str = ""  # the options, where all rows of the table have the same: their names leave them out
 
     @property
     def name(self) -> str:
-        """The method, and what it changes."""
-        return ", ".join(filter(None, (method_name(self.method, self.study), self.changes)))
-
-    @property
-    def changes(self) -> str:
-        """The options, where not all rows have them."""
-        return "" if self.common else self.options
+        return method_name(self.method, self.study)
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -115,14 +107,13 @@ def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None =
     runs = frame.of_cells(cells, store, failed)
     runs[_REFERENCE] = frame.of_cells(map(reference_cell, cells), store)["accuracy_last10"]
     apart = is_apart(cells)
-    common = cells[0].options if apart else ""
     found = []
-    for _, own in runs.groupby(["dataset", "setting", "method", "options", *filter(None, [axis])], sort=False):
+    for _, own in runs.groupby(["dataset", "setting", "method", *filter(None, [axis])], sort=False):
         first = own.iloc[0]
         place = first["dataset"], first["setting"], first["method"]
-        number = None if first["options"] else paper.get(place)
+        number = None if cells[0].options else paper.get(place)
         value = float(first[axis]) if axis else None
-        found.append(Row(study, preset, *place, first["options"], value, own, number, common))
+        found.append(Row(study, preset, *place, cells[0].options, value, own, number))
     return found if apart or preset not in PRESETS else found + _only_printed(found)
 
 
@@ -153,19 +144,18 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
     found = []
     for panel in panels(rows):
         study, axis, dataset = panel[0].study, STUDIES[panel[0].study].axis, display_name(panel[0].dataset)
-        there = {(row.method, row.options, row.setting if row.value is None else row.value): row for row in panel}
-        keys: list[Any] = list(dict.fromkeys(key for *_, key in there))
+        there = {(row.method, row.setting if row.value is None else row.value): row for row in panel}
+        keys: list[Any] = list(dict.fromkeys(key for _, key in there))
         title = dataset
         if axis:
             keys.sort()
             title += f", {panel[0].setting.upper()}"
-        methods = list(dict.fromkeys(row.method for row in panel))
-        lines = sorted(dict.fromkeys(line[:2] for line in there), key=lambda line: methods.index(line[0]))
-        names = {(row.method, row.options): row.name for row in panel}
+        names = {row.method: row.name for row in panel}
         columns = {
-            axis_text(study, key) if axis else key.upper(): [there.get((*line, key)) for line in lines] for key in keys
+            axis_text(study, key) if axis else key.upper(): [there.get((method, key)) for method in names]
+            for key in keys
         }
-        found.append(Grid(title, [names[line] for line in lines], columns))
+        found.append(Grid(title, list(names.values()), columns))
     return found
 
 

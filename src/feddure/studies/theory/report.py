@@ -5,6 +5,8 @@ Every verdict follows from the fitted slopes and their errors by the rules below
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +18,12 @@ from matplotlib.figure import Figure
 from feddure import environment
 from feddure.errors import ConfigError
 from feddure.files import write_whole
-from feddure.reports import frame, style
+from feddure.reports import page, style
+from feddure.reports.page import Section, Text
 from feddure.studies.theory import measure
 from feddure.studies.theory.measure import EAGER, FIXED, FROZEN_BOTH, FROZEN_THETA, MOVING, PAPER, SMALLEST, Study
 
-FILES = ("theory.csv", "theory.json", "theory.png", "theory.md")
-FIGURE_SIZE = 10, 7.6
-"""Inches."""
+FILES = ("theory.csv", "theory.json", "theory.md", "theory.png", "theory.html")
 
 RATE = -0.5
 """The exponent of Theorem 1's bound."""
@@ -294,15 +295,27 @@ def summary(study: Study) -> dict[str, Any]:
 
 
 def write(study: Study, folder: Path, report: dict[str, Any]) -> None:
-    """Write the four files into the folder, each whole or not at all, and touch nothing else there."""
-    contents = (
-        study.records.to_csv(index=False, lineterminator="\n").encode(),
-        (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(),
-        style.render(figure(study), "png"),
-        markdown(report).encode(),
-    )
-    for name, content in zip(FILES, contents, strict=True):
-        write_whole(folder / name, content, ConfigError)
+    """Write the five files into the folder, each whole or not at all, and touch nothing else there."""
+    numbers = study.records.to_csv(index=False, lineterminator="\n").encode()
+    write_whole(folder / "theory.csv", numbers, ConfigError)
+    write_whole(folder / "theory.json", (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(), ConfigError)
+    write_page(folder, report, partial(figure, study))
+
+
+def write_page(folder: Path, report: dict[str, Any], draw: Callable[[], Figure] | None = None) -> Path:
+    """The findings to read, as Markdown and HTML."""
+    verdicts = [f"Theorem {found['theorem']}, {found['quantity']}: {found['verdict']}" for found in report["findings"]]
+    numbers = page.table(table(report))
+    sections = [
+        Section("In numbers", parts=[numbers, Text(reading(report), "fact")]),
+        Section("Verdicts", parts=[Text(one) for one in verdicts]),
+        Section("What it means", parts=[Text(one) for one in (*report["notes"], *report["meaning"])]),
+    ]
+    lead = "Both theorems on a small smooth network and full batches, each quantity beside a control that learns less."
+    about = report["environment"]
+    footer = [f"Measured on {about['cpu']}, {about['cores']} cores, with torch {about['torch']}."]
+    title = "The two theorems, measured"
+    return page.write(folder, "theory", "feddure theory", title, lead, sections, footer=footer, draw=draw)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -325,7 +338,6 @@ def table(report: dict[str, Any]) -> pd.DataFrame:
             "slope ± se": str(Fit(**found["fit"])),
             "control": found["control"],
             "its slope ± se": str(Fit(**found["control_fit"])),
-            "verdict": found["verdict"],
         }
         for found in report["findings"]
     )
@@ -340,28 +352,13 @@ def reading(report: dict[str, Any]) -> str:
     )
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The findings as a page to read."""
-    about = report["environment"]
-    blocks = (
-        "# The two theorems, measured",
-        frame.markdown(table(report), numbers_from=8),
-        reading(report),
-        "![the figure](theory.png)",
-        "\n".join(f"- {note}" for note in (*report["notes"], *report["meaning"])),
-        f"`{about['command']}`, feddure {about['feddure']}, Python {about['python']}, torch {about['torch']}, "
-        f"{about['cpu']}, {about['cores']} cores.\n",
-    )
-    return "\n\n".join(blocks)
-
-
 # The figure: on the left as written, on the right without what is trivial.
 
 
 def figure(study: Study) -> Figure:
     """Four panels; lines are geometric means over seeds, bands reach from the least seed to the largest."""
     with style.applied():
-        drawing = style.new_figure(*FIGURE_SIZE)
+        drawing = style.new_figure(10, 7.6)
         panels = drawing.subplots(2, 2)
         _theorem_1(study, *panels[0])
         _theorem_2(study, *panels[1])
