@@ -190,9 +190,9 @@ def site(
         typer.Option(
             "--approve",
             metavar="ask|always|HASH",
-            help="Take part in runs that you approve, in all, or in this one alone.",
+            help="Take part in runs that you approve one by one, in all, or in this one alone.",
         ),
-    ] = "always",
+    ] = "ask",
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
@@ -200,10 +200,10 @@ def site(
     Examples:
 
     ```text
-    feddure federate site north north --data /images
+    feddure federate site north north --data /images --approve ask       # each run, here or by `federate approve`
+    feddure federate site north north --data /images --approve always    # whatever the server asks
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
     feddure federate site north north --data /images --clip-norm 1.0 --dp-budget 8   # and no further
-    feddure federate site north north --data /images --approve ask       # each run, at this terminal
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
@@ -218,7 +218,7 @@ def site(
     images = ImageFolder.parse(data, "--data")
     if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{32}", approve):
         raise ConfigError(f"--approve {approve}: expected ask, always, or the 32 digits of a run that its server shows")
-    options |= {} if approve == "always" else {"approve": approve}
+    options |= {"approve": approve}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)
 
@@ -232,7 +232,7 @@ def approve(
     ] = None,
     refuse: Annotated[bool, typer.Option("--refuse", help="Say no.")] = False,
 ) -> None:
-    """Let a site that was started with `--approve ask` take part in a run.
+    """Let a site that asks (`--approve ask`, the default) take part in a run.
 
     Examples:
 
@@ -249,8 +249,12 @@ def approve(
     if found is not None:
         answers.answer(found, approved=not refuse)
     words = {True: "approved", False: "refused", None: "waits"}
+    waiting = answers.waiting()
     for run_hash, entry in answers.read().items():
-        _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
+        if run_hash in waiting or entry["answer"] is not None:
+            _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
+    if not waiting:
+        _show("no run waits for an answer")
 
 
 @app.command()

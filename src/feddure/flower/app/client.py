@@ -260,7 +260,7 @@ def train(message: Message, context: Context) -> Message:
 
     def answer() -> RecordDict:
         task = Task.unpack(message.content.config_records[TASK])
-        site = _open(context, task.experiment)
+        site = _open(context, task.experiment, task.assignment.round)
         if task.left_out:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
         if task.notice:
@@ -310,10 +310,10 @@ def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int
     return f"{line}; {report['memory']}" if report.get("memory") else line
 
 
-def _open(context: Context, experiment: str) -> Site:
+def _open(context: Context, experiment: str, round_number: int | None = None) -> Site:
     node: dict[str, Any] = dict(context.node_config)
     check_policy(node, experiment)
-    check_approval(node, experiment)
+    check_approval(node, experiment, context.run_id, round_number)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
 
 
