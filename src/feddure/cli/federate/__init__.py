@@ -68,7 +68,9 @@ def init(
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds the server waits for a round's sites.")] = 600,
     public_keys: Annotated[
         list[str] | None,
-        typer.Option("--public-key", metavar="SITE=FILE", help="A site's own public key; may be repeated."),
+        typer.Option(
+            "--public-key", metavar="SITE=FILE", help="A site's own public key, of a pair made there; may be repeated."
+        ),
     ] = None,
     control_port: Annotated[
         int, typer.Option("--control-port", help="Port of the SuperLink on the server's loopback address.")
@@ -79,9 +81,9 @@ def init(
     Examples:
 
     ```text
-    feddure federate init lungs --sites north,south --classes healthy,ill --server-address fed.example.org --size 64
-    feddure federate init lungs --sites a,b --classes x,y --server-address 10.0.0.7:9443 --channels 1
-    feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --public-key a=a.pub
+    feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --size 64 \\
+      --public-key a=a.pub --public-key b=b.pub   # made at the sites, which keep the private ones
+    feddure federate init lungs --sites a,b --classes x,y --server-address 10.0.0.7:9443 --size 64 --channels 1
     ```
     """
     from feddure.cli.federate import show
@@ -265,7 +267,7 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="Start from this preset (`feddure config`); without --method: recommended."),
+        typer.Option("--preset", help="Start from this preset (`feddure config`); default: recommended."),
     ] = None,
     init: Init = None,
     sets: Sets = None,
@@ -310,7 +312,7 @@ def run(
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
     if round_number is not None and not resume:
         raise ConfigError("--round was given without --resume: only a run that is there can go back")
-    if preset is None and method is None and not resume:
+    if preset is None and not resume:
         preset = recommended.NAME
     given = {
         "preset": preset,
@@ -327,7 +329,6 @@ def run(
     }
     options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or experiments.new_folder(method or experiments.load(preset).method, federation.runs)
-    _show(f"run folder: {run_folder}")
     _until_terminated(
         lambda: show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
     )
@@ -336,6 +337,8 @@ def run(
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
     """Which sites are registered and online, and how the runs are doing; on the server's machine.
+
+    The exit code is 1 where the server does not run.
 
     Example: `feddure federate status lungs --json`
     """
@@ -347,6 +350,8 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         show.print_json(found)
     else:
         show.show_status(found, folder)
+    if not found.running:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -369,10 +374,9 @@ def audit(
     """
     from feddure.cli.federate import show
     from feddure.flower.app import audit
-    from feddure.flower.deploy.layout import Bundle, ServerFolder
+    from feddure.flower.deploy.layout import find_audit_log
 
-    places = (ServerFolder(folder).server / audit.FILE, Bundle(folder).state / audit.FILE)
-    found = audit.read(next((place for place in places if place.exists()), folder))
+    found = audit.read(find_audit_log(folder))
     if as_json:
         show.print_json(found)
     else:
