@@ -294,6 +294,21 @@ def test_approve_lists_what_waits_and_what_was_answered(tmp_path):
     assert "no run waits" in said
 
 
+def test_two_audit_logs_are_compared(tmp_path):
+    init(tmp_path / "trees")
+    sent = {"bytes": 9, "sha256": "ab" * 32}
+    about = {"run": "r", "round": 1}
+    folder = ServerFolder(tmp_path / "trees")
+    head = AuditLog(folder.server).write("round", **about, sites=[{"site": "north", "sent": sent, "received": sent}])
+    state = folder.bundle("north").state
+    state.mkdir()
+    AuditLog(state).write("trained", **about, site="north", received=sent, sent=sent, servers_log=head)
+    assert "ok: both" in run("audit", folder.root, "--against", folder.bundle("north").root)
+    AuditLog(state).write("trained", **about, site="north", received=sent, sent=sent, servers_log="cd" * 32)
+    said = run("audit", folder.root, "--against", state / "audit.jsonl", code=1)
+    assert "ended with another entry" in said
+
+
 def test_a_site_counts_with_more_images_once_they_are_approved(tmp_path):
     init(tmp_path / "trees")
     registry = Registry(tmp_path / "trees" / "server")

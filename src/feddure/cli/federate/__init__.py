@@ -359,17 +359,22 @@ def audit(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The federation's folder, a site's bundle, or an audit.jsonl.")
     ],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Compare the server's log with this one of a site: a bundle or an audit.jsonl."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify an audit log and print it; exit code 1 where it was changed.
 
-    Note the last hash somewhere else: with it a log whose end was cut off can be told too.
+    Whoever owns a machine can write its log anew: compare it with what others noted of it.
 
     Examples:
 
     ```text
     feddure federate audit lungs        # the server's
     feddure federate audit north        # a site's own, in its unpacked bundle
+    feddure federate audit lungs --against north/state/audit.jsonl   # where the two disagree
     ```
     """
     from feddure.cli.federate import show
@@ -377,11 +382,16 @@ def audit(
     from feddure.flower.deploy.layout import find_audit_log
 
     found = audit.read(find_audit_log(folder))
-    if as_json:
+    other = audit.read(find_audit_log(against)) if against is not None else None
+    problems = [each.problem for each in (found, other) if each is not None and each.problem]
+    if other is not None:
+        problems += audit.compare(found, other)
+        show.show_comparison(problems)
+    elif as_json:
         show.print_json(found)
     else:
         show.show_audit(found)
-    if found.problem:
+    if problems:
         raise typer.Exit(1)
 
 

@@ -244,6 +244,7 @@ def _kept(message: Message, context: Context, reply: Message) -> Message:
     problem = answer.get("problem") if reply.has_content() else "failed"
     AuditLog(state).write(
         "refused to train" if problem else "trained",
+        site=context.node_config.get("site"),
         run=asked["run_name"],
         round=asked["round"],
         experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
