@@ -51,8 +51,9 @@ class Deployed:
         self.wait_for(lambda: "ready: " in process.log_tail(), 90, "the server to be ready")
 
     def start_site(self, name: str, images: Path, *options: Any) -> None:
-        """A site with its images; its log has Flower's lines too."""
-        self.start(name, "site", self.folder.root, name, "--data", images, "--verbose", *options)
+        """A site with its images, which takes part in every run; its log has Flower's lines too."""
+        usual = ("--data", images, "--verbose", "--approve", "always")
+        self.start(name, "site", self.folder.root, name, *usual, *options)
 
     def start_run(self, name: str, out: Path, *options: Any) -> Process:
         """A run into a folder."""

@@ -63,10 +63,12 @@ def simulator(root: Path, wanted: Experiment) -> Federation:
     return tiny.federation(wanted, images)
 
 
-def experiment(changes: dict[str, Any] | None = None, settings: str = SETTINGS) -> Experiment:
+def experiment(
+    changes: dict[str, Any] | None = None, settings: str = SETTINGS, preset: str | None = None
+) -> Experiment:
     """The experiment that a run with these settings carries out."""
     fixed = {"dataset": "tiny", "partition.setting": "sites", "partition.clients": len(SITES), "rounds": 2}
-    return experiments.load(None, None, fixed | (changes or {}), settings.split())
+    return experiments.load(preset, None, fixed | (changes or {}), settings.split())
 
 
 def options(root: Path, **given: Any) -> run_config.RunOptions:
@@ -99,6 +101,16 @@ class OneProcess(Grid):
         self.silent_once: set[int] = set()  # nodes that do not answer the next training message
         self.sent: list[Message] = []
         self._replies: dict[str, Message] = {}
+
+    @property
+    def run_id(self) -> int:
+        """Flower's number of the run; each start of one has another."""
+        return next(context.run_id for context in self.contexts.values())
+
+    def begin_another_run(self) -> None:
+        """As Flower does for the next start of a run."""
+        for context in self.contexts.values():
+            context.run_id += 1
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [
@@ -156,6 +168,7 @@ def grid(root: Path, **more: Any) -> OneProcess:
                 "data": str(root / "images" / "clients" / site),
                 "state": str(root / "state" / site),
                 "description": str(description),
+                "approve": "always",
             }
             | more
             for number, site in enumerate(SITES)
@@ -166,4 +179,5 @@ def grid(root: Path, **more: Any) -> OneProcess:
 
 def federate(root: Path, nodes: OneProcess | None = None, **given: Any) -> Server:
     """A whole run in this process; returns the server after it."""
-    return server_app.run(nodes or grid(root), options(root, **given))
+    nodes = nodes or grid(root)
+    return server_app.run(nodes, options(root, **given), nodes.run_id)

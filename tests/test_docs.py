@@ -16,6 +16,7 @@ from typer.main import get_command
 
 import feddure
 from feddure import cli
+from feddure.flower.app.policy import LEAVES
 
 ROOT = Path(__file__).parents[1]
 BORROWED = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]  # pages of the site, too
@@ -65,6 +66,12 @@ def test_readme_is_one_screen():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_pages_are_short(page):
     assert words(page.read_text()) <= LONGER.get(page.name, 900)
+
+
+def test_security_names_all_that_leaves_a_site():
+    """As the question before a run and the README of a bundle do."""
+    rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    assert [each for each in LEAVES if each not in rows] == []
 
 
 def test_the_site_leads_to_every_page():

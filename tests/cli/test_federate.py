@@ -11,11 +11,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import federated
+from feddure import experiments
 from feddure.cli import federate
 from feddure.cli.federate import show
 from feddure.errors import ConfigError, FeddureError, RunError
 from feddure.flower.app import description, run_config
 from feddure.flower.app.audit import Audit, AuditLog
+from feddure.flower.app.policy import Answers
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import demo, server, status
@@ -90,10 +92,11 @@ def test_check_draws_counts_names_files_and_fails_without_a_server(tmp_path):
 
 def test_status_and_run_need_the_server(tmp_path):
     init(tmp_path / "trees", "--control-port", 7)
-    assert "the server does not run" in run("status", tmp_path / "trees")
-    assert json.loads(run("status", tmp_path / "trees", "--json"))["running"] is False
+    assert "the server does not run" in run("status", tmp_path / "trees", code=1)
+    assert json.loads(run("status", tmp_path / "trees", "--json", code=1))["running"] is False
     with pytest.raises(RunError, match="feddure federate server"):
         run("run", tmp_path / "trees", "--rounds", 1)
+    assert "run folder" not in CliRunner().invoke(federate.app, ["run", str(tmp_path / "trees")]).stdout
     with pytest.raises(ConfigError, match="--resume was given without --out"):
         run("run", tmp_path / "trees", "--resume")
 
@@ -117,6 +120,8 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     assert (found.experiment.options, found.protection.clip_norm) == ({"a": 1}, 1.5)
     assert found.tests == ImageFolder(tmp_path, 12)
 
+    assert (found.experiment.local_steps, found.experiment.server.weight) == (20, "labelled")  # what is not said
+
     with pytest.raises(RunError, match="enough"):
         run("run", tmp_path / "trees", "--rounds", 3)  # what we would use, where nobody says
     options, place, _ = asked[1]
@@ -124,17 +129,23 @@ def test_a_run_gets_its_options(tmp_path, monkeypatch):
     found = run_config.read(options | DESCRIBED).experiment
     assert (found.method, found.server.weight, found.rounds) == ("fedtutor", "labelled", 3)
 
+    with pytest.raises(RunError, match="enough"):
+        run("run", tmp_path / "trees", "--preset", "demo", "--method", "fedavg")
+    found = run_config.read(asked[2][0] | DESCRIBED).experiment
+    assert (found.method, found.rounds) == ("fedavg", experiments.load("demo").rounds)
+
 
 def test_a_site_gets_its_options(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(sites, "join", lambda *given: asked.append((*given[:4], given[5])))
     init(tmp_path / "trees")
     run("site", tmp_path / "trees", "north", "--data", tmp_path, "--device", "cpu", "--dp-budget", 0.5)
-    run("site", tmp_path / "trees", "north", "--data", f"folder:{tmp_path}?depth=12", "--verbose")
+    all_runs = ("--approve", "always")
+    run("site", tmp_path / "trees", "north", "--data", f"folder:{tmp_path}?depth=12", "--verbose", *all_runs)
     bundle = ServerFolder(tmp_path / "trees").bundle("north")
     assert asked == [
-        (bundle, "north", ImageFolder(tmp_path), {"device": "cpu", "dp-budget": 0.5}, False),
-        (bundle, "north", ImageFolder(tmp_path, 12), {}, True),
+        (bundle, "north", ImageFolder(tmp_path), {"device": "cpu", "dp-budget": 0.5, "approve": "ask"}, False),
+        (bundle, "north", ImageFolder(tmp_path, 12), {"approve": "always"}, True),
     ]
 
 
@@ -260,6 +271,42 @@ def test_an_audit_log_is_verified_and_printed(tmp_path):
     path.write_text(path.read_text().replace("late", "good", 1))
     assert "broken: line 2" in run("audit", folder.root, code=1)
     assert json.loads(run("audit", path, "--json", code=1))["problem"]
+
+
+@pytest.mark.parametrize(("folder", "problem"), [("trees", "the server"), ("trees/sites/north", "the site")])
+def test_there_is_no_audit_log_before_the_first_start(tmp_path, folder, problem):
+    init(tmp_path / "trees")
+    with pytest.raises(RunError, match=f"no audit log yet: {problem} has not"):
+        run("audit", tmp_path / folder)
+    with pytest.raises(ConfigError, match="neither"):
+        run("audit", tmp_path)
+
+
+def test_approve_lists_what_waits_and_what_was_answered(tmp_path):
+    init(tmp_path / "trees")
+    assert "no run waits" in run("approve", tmp_path / "trees", "north")
+    answers = Answers(ServerFolder(tmp_path / "trees").bundle("north").state)
+    for digit in "ab":
+        answers.ask(digit * 32, f"run {digit}")
+    assert "a" * 32 + "  approved: run a" in run("approve", tmp_path / "trees", "north", "a" * 32)
+    said = run("approve", tmp_path / "trees", "north", "b" * 32, "--refuse")
+    assert "b" * 32 + "  refused: run b" in said
+    assert "no run waits" in said
+
+
+def test_two_audit_logs_are_compared(tmp_path):
+    init(tmp_path / "trees")
+    sent = {"bytes": 9, "sha256": "ab" * 32}
+    about = {"run": "r", "round": 1}
+    folder = ServerFolder(tmp_path / "trees")
+    head = AuditLog(folder.server).write("round", **about, sites=[{"site": "north", "sent": sent, "received": sent}])
+    state = folder.bundle("north").state
+    state.mkdir()
+    AuditLog(state).write("trained", **about, site="north", received=sent, sent=sent, servers_log=head)
+    assert "ok: both" in run("audit", folder.root, "--against", folder.bundle("north").root)
+    AuditLog(state).write("trained", **about, site="north", received=sent, sent=sent, servers_log="cd" * 32)
+    said = run("audit", folder.root, "--against", state / "audit.jsonl", code=1)
+    assert "ended with another entry" in said
 
 
 def test_a_site_counts_with_more_images_once_they_are_approved(tmp_path):

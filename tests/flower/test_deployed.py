@@ -1,8 +1,10 @@
 """One real federation on the loopback address, as operators start it: a server and three sites in processes of their
-own, with TLS and keys, against the simulator on the same images (one site has labelled none, the others set some aside
-for validation); three nodes that must not get in; and a SuperExec that is killed before the run."""
+own, with TLS and keys, against the simulator on the same images (one site has labelled none and approves this run
+alone, the others set some aside for validation); three nodes that must not get in; and a SuperExec that is killed
+before the run."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,8 @@ from safetensors.torch import load_file
 import federated
 import tiny
 from deployed import Deployed, below, superexec
-from feddure.flower.app import audit
+from feddure import recommended
+from feddure.flower.app import audit, run_config
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, control, site
 from feddure.flower.deploy.layout import Bundle, read_connection
@@ -26,6 +29,7 @@ from feddure.tracking import records
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = f"{federated.SETTINGS} validation=0.3"
+APPROVED = re.compile(r"sites approve this run as ([0-9a-f]{32})")
 STRANGERS = ("unregistered", "keyless", "deceived")
 
 
@@ -53,7 +57,7 @@ def outcome(tmp_path_factory):
         lost = federation.wait_for(lambda: superexec(server), 30, "a SuperExec")
         lost.kill()
         federation.wait_for(lambda: superexec(server) not in (None, lost), 30, "another SuperExec")
-        for name in federated.SITES:
+        for name in ("north", "south"):
             federation.start_site(name, images / name)
         for name in STRANGERS:
             federation.processes[name] = start_stranger(federation, name, images / "north")
@@ -61,6 +65,8 @@ def outcome(tmp_path_factory):
         tests = ("--test", root / "images" / "test")
         asked = ("--method", "feddure", "--rounds", 2)
         process = federation.start_run("run", root / "run", *asked, *tests, *settings)
+        approved = federation.wait_for(lambda: APPROVED.search(federation.log("run")), 60, "the run's hash")
+        federation.start_site("west", images / "west", "--approve", approved[1])
         arguments = set()
 
         def ended():
@@ -109,7 +115,9 @@ def test_the_run_is_completed_and_nothing_is_left_running(outcome):
 
 
 def test_the_model_is_the_simulators(outcome):
-    federation = federated.simulator(outcome.root, federated.experiment({"method": "feddure"}, SETTINGS))
+    bounds = {"server.weight_cap": run_config.WEIGHT_CAP, "server.norm_bound": run_config.NORM_BOUND}
+    asked = federated.experiment({"method": "feddure", **bounds}, SETTINGS, recommended.NAME)
+    federation = federated.simulator(outcome.root, asked)
     run(federation)
     found = load_file(outcome.root / "run" / runs.MODEL_FILE)
     tiny.assert_near(found, federation.server.model_state(), 1e-8)

@@ -1,5 +1,6 @@
 """The audit log: a chain that a change breaks and a kill does not."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 import federated
+from feddure.errors import RunError
 from feddure.flower.app import audit
 from feddure.flower.app.audit import AuditLog
 
@@ -139,5 +141,70 @@ def test_server_and_sites_agree_on_what_travelled(tmp_path):
             assert line["received"] == entry[name]["sent"]
             assert line["servers_log"] in heads
         assert ("not_used" in rounds[0][name]) == (name == "west")
+        assert audit.compare(servers, own) == []
     assert rounds[0]["north"]["weight"] == 56
     assert json.dumps(rounds[0]).count("sha256") == 6
+
+
+# --- two logs ------------------------------------------------------------------------------------------------
+SENT, UPLOAD = ({"bytes": 9, "sha256": digit * 64} for digit in "12")
+
+
+def write_both(root, change=None):
+    """A server's and a site's log of two rounds; the server's owner may have changed it and chained it anew."""
+    server, site = root / "server", root / "site"
+    for folder in (server, site):
+        folder.mkdir(parents=True)
+    AuditLog(server).write("server starts")
+    for number in (1, 2):
+        about = [{"site": "north", "sent": SENT, "received": UPLOAD}]
+        head = AuditLog(server).write("round", run="ab", round=number, sites=about)
+        about = {"site": "north", "run": "ab", "round": str(number), "servers_log": head}
+        AuditLog(site).write("trained", **about, received=SENT, sent=UPLOAD)
+    if change is not None:
+        entries = audit.read(server / audit.FILE).entries
+        (server / audit.FILE).unlink()
+        for entry in entries:
+            facts = {key: value for key, value in entry.items() if key not in ("time", "before")}
+            AuditLog(server).write(**change(facts))
+    return audit.read(server / audit.FILE), audit.read(site / audit.FILE)
+
+
+def change_upload(entry):
+    return entry | {"sites": [{"site": "north", "sent": SENT, "received": SENT}]} if entry.get("round") == 2 else entry
+
+
+def forget_site(entry):
+    return entry | {"sites": []} if entry["event"] == "round" else entry
+
+
+def change_other(entry):
+    return entry | {"also": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (change_upload, "round 2: the site sent 222222222222, and the server's log has 111111111111"),
+        (forget_site, "round 1: the server's log has no such round with this site"),
+        (change_other, "round 1: the server's log ended with another entry then"),
+    ],
+)
+def test_a_server_that_writes_its_log_anew_disagrees_with_the_sites(tmp_path, change, found):
+    servers, site = write_both(tmp_path, change)
+    assert servers.problem == ""
+    assert any(found in line for line in audit.compare(servers, site))
+
+
+def test_a_site_that_forgets_a_round_disagrees_with_the_server(tmp_path):
+    servers, site = write_both(tmp_path)
+    assert audit.compare(servers, site) == []
+    short = dataclasses.replace(site, entries=site.entries[:1])
+    (line,) = audit.compare(servers, short)
+    assert "round 2: the server received 222222222222, and the site's log has nothing of it" in line
+
+
+def test_a_servers_log_is_compared_with_a_sites(tmp_path):
+    servers, _ = write_both(tmp_path)
+    with pytest.raises(RunError, match="not the audit log of a site"):
+        audit.compare(servers, servers)

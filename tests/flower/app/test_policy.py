@@ -1,5 +1,6 @@
 """What a site allows, whoever asks, and what its operator approved."""
 
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -9,7 +10,15 @@ import federated
 from feddure import experiments, methods
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import audit
-from feddure.flower.app.policy import MOST_WAITING, Answers, check_approval, check_policy, check_work, run_hash
+from feddure.flower.app.policy import (
+    LEAVES,
+    MOST_WAITING,
+    Answers,
+    check_approval,
+    check_policy,
+    check_work,
+    run_hash,
+)
 from feddure.simulation.server import Assignment
 from feddure.tracking import records
 
@@ -103,7 +112,7 @@ def test_a_run_waits_for_its_approval_and_the_server_knows(root, capsys):
         federated.federate(root, nodes, settings=ALL, wait_seconds=0.1)
     (waiting,) = answers.waiting()
     assert f"sites approve this run as {waiting}" in capsys.readouterr().out
-    assert answers.read()[waiting]["asks"].startswith("feddure, cnn, 2 rounds; what leaves the site:")
+    assert answers.read()[waiting]["asks"].startswith("feddure, cnn, 2 rounds of 2 local steps. What leaves the site:")
     answers.answer(waiting, approved=True)
     federated.federate(root, nodes, settings=ALL)
     assert clients(root) == [[0, 1, 2]] * 2
@@ -122,14 +131,77 @@ def test_a_refused_run_goes_on_without_the_site(root):
     assert "operator refused run" in reason
 
 
+def approve_first(root, nodes, answers, **given):
+    """A run that was asked for, approved, and carried out."""
+    with pytest.raises(RunError):
+        federated.federate(root, nodes, settings=ALL, wait_seconds=0.1, **given)
+    answers.answer(*answers.waiting(), approved=True)
+    federated.federate(root, nodes, settings=ALL, **given)
+
+
+def test_an_approval_is_for_one_run(root):
+    """The same experiment once more, and a run that is resumed, ask again."""
+    nodes, answers = asking_first(root)
+    approve_first(root, nodes, answers)
+    for again in ({"run_folder": str(root / "another")}, {"resume": True, "round": 1}):
+        nodes.begin_another_run()
+        with pytest.raises(RunError, match="site 'south': its operator has not approved run"):
+            federated.federate(root, nodes, settings=ALL, wait_seconds=0.1, **again)
+    assert len(answers.waiting()) == 2
+
+
+def test_a_server_that_gives_a_run_an_old_number_gains_no_round(root):
+    """The site has counted: whatever the server calls its run, an approval is for each round once."""
+    nodes, answers = asking_first(root)
+    approve_first(root, nodes, answers)
+    federated.federate(root, nodes, settings=ALL, run_folder=str(root / "another"))
+    (first, second) = records.read(root / "another" / "metrics.jsonl")
+    for record in (first, second):
+        (south,) = (site for site in record["federation"]["sites"] if site["site"] == "south")
+        assert "an approval is for each round once" in south["problem"]
+    events = [entry["event"] for entry in audit.read(root / "state" / "south" / audit.FILE).entries]
+    assert events[2:] == ["trained", "trained", "refused to train", "refused to train"]
+
+
+@pytest.mark.parametrize("by", ["ask", "hash"])
+def test_rounds_of_an_approval_go_up_and_are_counted_over_restarts(tmp_path, by):
+    experiment = asking(method="fedtutor", rounds=5)
+    found = run_hash(experiment, 7)
+    node = {"site": "south", "state": str(tmp_path), "approve": "ask" if by == "ask" else found}
+    if by == "ask":
+        Answers(tmp_path).ask(found, "a run")
+        Answers(tmp_path).answer(found, approved=True)
+    for number in (1, 3, 4):  # a site is not drawn in each round
+        check_approval(node, experiment, 7, number)
+    for number in (4, 3, 2, 1, 0):
+        with pytest.raises(ConfigError, match="each round once"):
+            check_approval(node, experiment, 7, number)
+    check_approval(node, experiment, 7)  # who the site is may be asked again
+    check_approval(node, experiment, 7, 5)
+
+
+def test_a_hash_approves_one_run(root):
+    experiment = asking(method="fedtutor")
+    node = {"site": "south", "state": str(root), "approve": run_hash(experiment, 7)}
+    check_approval(node, experiment, 7)
+    for other in ((experiment, 8), (asking(method="fedtutor", rounds=3), 7)):
+        with pytest.raises(ConfigError, match="approved run"):
+            check_approval(node, *other)
+
+
+def test_a_site_that_says_nothing_of_approval_asks(root):
+    with pytest.raises(ConfigError, match="waits for your approval"):
+        check_approval({"site": "south", "state": str(root)}, asking(), 7)
+
+
 def test_a_server_that_does_not_ask_first_is_refused_too(root):
     """One that introduces itself with one experiment and trains another."""
     approved, other = (experiments.to_yaml(federated.experiment({"rounds": rounds})) for rounds in (2, 3))
-    node = {"site": "south", "approve": run_hash(approved)}
-    check_approval(node, approved)
-    check_approval(node, experiments.to_yaml(federated.experiment({"unlabelled_batch": 31})))  # settled since
+    node = {"site": "south", "state": str(root), "approve": run_hash(approved, 7)}
+    check_approval(node, approved, 7)
+    check_approval(node, experiments.to_yaml(federated.experiment({"unlabelled_batch": 31})), 7)  # settled since
     with pytest.raises(ConfigError, match="approved run"):
-        check_approval(node, other)
+        check_approval(node, other, 7)
 
 
 def test_only_a_run_that_asked_can_be_answered(root):
@@ -137,12 +209,24 @@ def test_only_a_run_that_asked_can_be_answered(root):
         Answers(root).answer("0" * 16, approved=True)
 
 
+def test_what_is_approved_names_all_that_leaves(root):
+    """Each thing that a site's answers hold, the share for validation, and how long it trains."""
+    asked = asking(method="fedtutor", validation=0.2)
+    with pytest.raises(ConfigError, match="waits for your approval") as waits:
+        check_approval({"site": "south", "state": str(root)}, asked, 7)
+    for told in ("2 rounds of 2 local steps", "0.2 of the labelled images", *LEAVES):
+        assert told in str(waits.value)
+    everything = " ".join(LEAVES)
+    for told in ("parameters", "batch-norm", "unreadable", "losses", "seconds", "test", "validation", "version"):
+        assert told in everything
+
+
 def test_what_is_approved_names_class_counts_where_a_method_sends_them(root):
     answers = Answers(root)
     for method in ("proxyfl", "fedtutor"):
         node = {"site": "south", "approve": "ask", "state": str(root)}
         with pytest.raises(ConfigError):
-            check_approval(node, experiments.to_yaml(federated.experiment({"method": method})))
+            check_approval(node, experiments.to_yaml(federated.experiment({"method": method})), 7)
     asked = [entry["asks"] for entry in answers.read().values()]
     assert ["of each class" in text for text in asked] == [True, False]
 
@@ -151,7 +235,19 @@ def test_a_server_cannot_fill_a_sites_disk_with_questions(root):
     answers = Answers(root)
     for number in range(30):
         answers.ask(f"{number:032x}", "a run")
-    assert len(answers.waiting()) == MOST_WAITING
+    assert len(answers.waiting()) == len(answers.read()) == MOST_WAITING
     answers.answer(answers.waiting()[0], approved=True)
     assert answers.ask("f" * 32, "a run") is None
     assert len(answers.waiting()) == MOST_WAITING
+
+
+def test_a_run_that_asks_no_longer_does_not_wait(root, monkeypatch):
+    """It is over: the next one is answered with one word, and no old one keeps it from asking."""
+    answers = Answers(root)
+    for number in range(MOST_WAITING):
+        answers.ask(f"{number:032x}", "a run")
+    monkeypatch.setattr("time.time", lambda now=time.time(): now + 2 * 3600)
+    assert answers.waiting() == []
+    assert answers.ask("f" * 32, "a run") is None
+    assert answers.waiting() == ["f" * 32]
+    assert len(answers.read()) == 1

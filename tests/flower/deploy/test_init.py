@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from feddure.errors import ConfigError
 from feddure.flower.app import description as descriptions
 from feddure.flower.app.description import ServerAddress
+from feddure.flower.app.policy import LEAVES
 from feddure.flower.deploy import certificates, layout
 from feddure.flower.deploy.certificates import CertificateError
 from feddure.flower.deploy.init import initialise, renew
@@ -82,6 +83,11 @@ def test_a_site_may_keep_its_private_key(tmp_path, agreed):
     assert certificates.read_public_key(made.public_key("north")) == key.public_key()
     assert "made its own key" in made.bundle("north").readme.read_text()
     assert made.bundle("south").key.exists()
+
+
+def test_a_site_reads_of_all_that_leaves_it(made):
+    said = made.bundle("north").readme.read_text()
+    assert [each for each in LEAVES if f"- {each}\n" not in said] == []
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path, agreed):

@@ -68,7 +68,9 @@ def init(
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds the server waits for a round's sites.")] = 600,
     public_keys: Annotated[
         list[str] | None,
-        typer.Option("--public-key", metavar="SITE=FILE", help="A site's own public key; may be repeated."),
+        typer.Option(
+            "--public-key", metavar="SITE=FILE", help="A site's own public key, of a pair made there; may be repeated."
+        ),
     ] = None,
     control_port: Annotated[
         int, typer.Option("--control-port", help="Port of the SuperLink on the server's loopback address.")
@@ -79,9 +81,9 @@ def init(
     Examples:
 
     ```text
-    feddure federate init lungs --sites north,south --classes healthy,ill --server-address fed.example.org --size 64
-    feddure federate init lungs --sites a,b --classes x,y --server-address 10.0.0.7:9443 --channels 1
-    feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --public-key a=a.pub
+    feddure federate init lungs --sites a,b --classes x,y --server-address fed.example.org --size 64 \\
+      --public-key a=a.pub --public-key b=b.pub   # made at the sites, which keep the private ones
+    feddure federate init lungs --sites a,b --classes x,y --server-address 10.0.0.7:9443 --size 64 --channels 1
     ```
     """
     from feddure.cli.federate import show
@@ -190,9 +192,9 @@ def site(
         typer.Option(
             "--approve",
             metavar="ask|always|HASH",
-            help="Take part in runs that you approve, in all, or in this one alone.",
+            help="Take part in runs that you approve one by one, in all, or in this one alone.",
         ),
-    ] = "always",
+    ] = "ask",
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show Flower's own logs and commands.")] = False,
 ) -> None:
     """Join as a site until Ctrl-C: Flower's SuperNode, with this site's images.
@@ -200,10 +202,10 @@ def site(
     Examples:
 
     ```text
-    feddure federate site north north --data /images
+    feddure federate site north north --data /images --approve ask       # each run, here or by `federate approve`
+    feddure federate site north north --data /images --approve always    # whatever the server asks
     feddure federate site north north --data /images --device cuda --clip-norm 1.0
     feddure federate site north north --data /images --clip-norm 1.0 --dp-budget 8   # and no further
-    feddure federate site north north --data /images --approve ask       # each run, at this terminal
     feddure federate site north north --data 'folder:/images?depth=12'   # 12-bit greys in 16-bit files
     ```
     """
@@ -218,7 +220,7 @@ def site(
     images = ImageFolder.parse(data, "--data")
     if approve not in ("ask", "always") and not re.fullmatch(r"[0-9a-f]{32}", approve):
         raise ConfigError(f"--approve {approve}: expected ask, always, or the 32 digits of a run that its server shows")
-    options |= {} if approve == "always" else {"approve": approve}
+    options |= {"approve": approve}
     options |= ({} if helpers else {"helpers": False}) | ({"modules": True} if allow_modules else {})
     _until_terminated(lambda: sites.join(bundle, name, images, options, _show, verbose), endless=True)
 
@@ -232,7 +234,7 @@ def approve(
     ] = None,
     refuse: Annotated[bool, typer.Option("--refuse", help="Say no.")] = False,
 ) -> None:
-    """Let a site that was started with `--approve ask` take part in a run.
+    """Let a site that asks (`--approve ask`, the default) take part in a run.
 
     Examples:
 
@@ -249,8 +251,12 @@ def approve(
     if found is not None:
         answers.answer(found, approved=not refuse)
     words = {True: "approved", False: "refused", None: "waits"}
+    waiting = answers.waiting()
     for run_hash, entry in answers.read().items():
-        _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
+        if run_hash in waiting or entry["answer"] is not None:
+            _show(f"{run_hash}  {words[entry['answer']]}: {entry['asks']}")
+    if not waiting:
+        _show("no run waits for an answer")
 
 
 @app.command()
@@ -261,7 +267,7 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="Start from this preset (`feddure config`); without --method: recommended."),
+        typer.Option("--preset", help="Start from this preset (`feddure config`); default: recommended."),
     ] = None,
     init: Init = None,
     sets: Sets = None,
@@ -306,7 +312,7 @@ def run(
         raise ConfigError("--resume was given without --out: name the folder of the run to go on with")
     if round_number is not None and not resume:
         raise ConfigError("--round was given without --resume: only a run that is there can go back")
-    if preset is None and method is None and not resume:
+    if preset is None and not resume:
         preset = recommended.NAME
     given = {
         "preset": preset,
@@ -323,7 +329,6 @@ def run(
     }
     options = {key: value for key, value in given.items() if value is not None}
     run_folder = out or experiments.new_folder(method or experiments.load(preset).method, federation.runs)
-    _show(f"run folder: {run_folder}")
     _until_terminated(
         lambda: show.show_run(runs.run(federation, options, run_folder, _show, resume, round_number or 0))
     )
@@ -332,6 +337,8 @@ def run(
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
     """Which sites are registered and online, and how the runs are doing; on the server's machine.
+
+    The exit code is 1 where the server does not run.
 
     Example: `feddure federate status lungs --json`
     """
@@ -343,6 +350,8 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
         show.print_json(found)
     else:
         show.show_status(found, folder)
+    if not found.running:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -350,30 +359,39 @@ def audit(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The federation's folder, a site's bundle, or an audit.jsonl.")
     ],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Compare the server's log with this one of a site: a bundle or an audit.jsonl."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify an audit log and print it; exit code 1 where it was changed.
 
-    Note the last hash somewhere else: with it a log whose end was cut off can be told too.
+    Whoever owns a machine can write its log anew: compare it with what others noted of it.
 
     Examples:
 
     ```text
     feddure federate audit lungs        # the server's
     feddure federate audit north        # a site's own, in its unpacked bundle
+    feddure federate audit lungs --against north/state/audit.jsonl   # where the two disagree
     ```
     """
     from feddure.cli.federate import show
     from feddure.flower.app import audit
-    from feddure.flower.deploy.layout import Bundle, ServerFolder
+    from feddure.flower.deploy.layout import find_audit_log
 
-    places = (ServerFolder(folder).server / audit.FILE, Bundle(folder).state / audit.FILE)
-    found = audit.read(next((place for place in places if place.exists()), folder))
-    if as_json:
+    found = audit.read(find_audit_log(folder))
+    other = audit.read(find_audit_log(against)) if against is not None else None
+    problems = [each.problem for each in (found, other) if each is not None and each.problem]
+    if other is not None:
+        problems += audit.compare(found, other)
+        show.show_comparison(problems)
+    elif as_json:
         show.print_json(found)
     else:
         show.show_audit(found)
-    if found.problem:
+    if problems:
         raise typer.Exit(1)
 
 

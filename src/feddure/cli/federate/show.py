@@ -169,6 +169,15 @@ def show_audit(found: "Audit") -> None:
         console.print(f"[green]ok[/]: {len(found.entries)} entries in one chain; the last is {found.head}")
 
 
+def show_comparison(problems: list[str]) -> None:
+    """Where two audit logs are broken or disagree."""
+    console = plain_console()
+    for problem in problems:
+        console.print(one_line(problem))
+    if not problems:
+        console.print("ok: both logs are whole, and agree on every message")
+
+
 def _facts(facts: dict[str, Any]) -> str:
     """Facts on one line; of a message its bytes and the beginning of its hash."""
     parts = []

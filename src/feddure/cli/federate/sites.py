@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Sites of a federation, changed without a restart: `feddure federate sites add fashion west`.",
+    help="Sites of a federation, changed without a restart: `feddure federate sites add lungs west`.",
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder, as `init` made it.")]
 PublicKey = Annotated[
@@ -47,7 +47,7 @@ def approve(folder: Folder, name: SiteName) -> None:
 def add(folder: Folder, name: SiteName, public_key: PublicKey = None) -> None:
     """Add a site: it can join at once, and takes part from the next run on; the others need nothing new.
 
-    Example: `feddure federate sites add fashion west`, then hand over lungs/sites/west.zip
+    Example: `feddure federate sites add lungs west --public-key west.pub`, then hand over lungs/sites/west.zip
     """
     from feddure.flower.deploy import membership
 

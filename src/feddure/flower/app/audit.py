@@ -8,7 +8,7 @@ that was being written at a kill is left as it is, and the next one vouches for 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +86,43 @@ def read(path: Path) -> Audit:
         head, torn = _hash(line), []
     changed = "its last line is not an entry: it was changed" if torn and content.endswith(b"\n") else ""
     return Audit(entries, head, changed, bool(torn) and not changed)
+
+
+def compare(server: Audit, site: Audit) -> list[str]:
+    """Where the logs of a server and of a site disagree on what travelled between them, and when."""
+    try:
+        return list(_disagreements(server, site))
+    except (KeyError, TypeError):
+        raise RunError("not the audit log of a site and that of its server, both of this version") from None
+
+
+def _disagreements(server: Audit, site: Audit) -> Iterator[str]:
+    kept = {entry["before"] for entry in server.entries} | {server.head}
+    own = [entry for entry in site.entries if "servers_log" in entry]
+    if not own:
+        raise KeyError
+    told: dict[str, list[dict[str, Any]]] = {}  # by run and round, as often as that was done: of a resumed run twice
+    for entry in server.entries:
+        for about in entry["sites"] if entry["event"] == "round" else ():
+            if about["site"] == own[0]["site"] and "sent" in about:
+                told.setdefault(f"run {entry['run']}, round {entry['round']}", []).append(about)
+    for entry in own:
+        which = f"run {entry['run']}, round {entry['round']}"
+        if entry["servers_log"] not in kept:
+            yield f"{which}: the server's log ended with another entry then: {entry['servers_log'][:12]}"
+        if which not in told:
+            yield f"{which}: the server's log has no such round with this site; one that ended in it writes none"
+            continue
+        for ours, theirs in (("received", "sent"), ("sent", "received")):
+            known = {about[theirs]["sha256"] for about in told[which] if theirs in about}
+            if ours in entry and known and entry[ours]["sha256"] not in known:
+                names = ", ".join(name[:12] for name in sorted(known))
+                yield f"{which}: the site {ours} {entry[ours]['sha256'][:12]}, and the server's log has {names}"
+    sent = {(f"run {e['run']}, round {e['round']}", e["sent"]["sha256"]) for e in own if "sent" in e}
+    for which, abouts in told.items():
+        for received in (about["received"] for about in abouts if "received" in about):
+            if received["bytes"] and (which, received["sha256"]) not in sent:
+                yield f"{which}: the server received {received['sha256'][:12]}, and the site's log has nothing of it"
 
 
 def describe_arrays(content: RecordDict) -> dict[str, Any]:

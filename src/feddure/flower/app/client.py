@@ -248,6 +248,7 @@ def _kept(message: Message, context: Context, reply: Message) -> Message:
     problem = answer.get("problem") if reply.has_content() else "failed"
     AuditLog(state).write(
         "refused to train" if problem else "trained",
+        site=context.node_config.get("site"),
         run=asked["run_name"],
         round=asked["round"],
         experiment=hashlib.sha256(str(task.get("experiment", "")).encode()).hexdigest(),
@@ -264,7 +265,7 @@ def train(message: Message, context: Context) -> Message:
 
     def answer() -> RecordDict:
         task = Task.unpack(message.content.config_records[TASK])
-        site = _open(context, task.experiment)
+        site = _open(context, task.experiment, task.assignment.round)
         if task.left_out:
             log(f"warning: the server did not use this site's answer of {one_line(task.left_out)}")
         if task.notice:
@@ -314,10 +315,10 @@ def _round_line(report: Mapping[str, Any], rounds: int, received: int, sent: int
     return f"{line}; {report['memory']}" if report.get("memory") else line
 
 
-def _open(context: Context, experiment: str) -> Site:
+def _open(context: Context, experiment: str, round_number: int | None = None) -> Site:
     node: dict[str, Any] = dict(context.node_config)
     check_policy(node, experiment)
-    check_approval(node, experiment)
+    check_approval(node, experiment, context.run_id, round_number)
     return set_aside(open_site(node, str(context.run_config.get("description", ""))), read_experiment(experiment))
 
 

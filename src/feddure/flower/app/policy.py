@@ -4,12 +4,16 @@
 `modules=true`: methods and networks may be classes of modules that are installed at the site, `package.module:Class`.
 Without it a server could make the site import, and so run, any module that it finds.
 `approve` is `always`, `ask` or the hash of a run: that of its experiment, without the batch that the server settles
-once it knows the sites. Under `ask` the site takes no part before its operator approved, in whatever the server asks.
+once it knows the sites, and of the number that Flower gave this start of the run. Under `ask`, which is the default,
+the site takes no part before its operator approved, in whatever the server asks. A server could give a number twice, so
+the site counts too: an approval is for each round once, in their order, and so for no more rounds than it names.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +40,21 @@ _EPOCHS = 4
 MOST_HELPERS = 64
 """Models of other sites that a server may send along, each of which takes memory here."""
 APPROVALS = "approvals.json"
-LEAVES = "the trained parameters, numbers of images, mean losses, and accuracy on the site's own test images if any"
+LEAVES = (
+    "the model's parameters and batch-norm statistics, after each round",
+    "the numbers of labelled, unlabelled and unreadable images",
+    "means over a round, such as losses and weights of pseudo labels, and its seconds",
+    "accuracy and loss on the site's own test images, if any, and their number",
+    "accuracy on images set aside, if the run has validation, and their number",
+    "the site's name and address, its versions of feddure and of federation.yaml",
+    "the kind of a problem, without names of files and folders",
+)
+"""Whatever the method; the consent, the README of a bundle and docs/security.md all say this."""
 
 MOST_WAITING = 20
 """Runs without an answer; more than these are refused and not noted."""
+_WAITING_SECONDS = 3600.0
+"""A server asks again each minute or, in a run that goes on without the site, each round; later the run is over."""
 
 
 def check_policy(node: Mapping[str, Any], experiment: str) -> None:
@@ -110,27 +125,36 @@ def _allows(node: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 # --- approval ----------------------------------------------------------------------------------------
-def run_hash(experiment: str) -> str:
-    """The hash by which a run is approved; `experiment` is YAML."""
+def run_hash(experiment: str, run_id: int) -> str:
+    """The hash by which one run is approved; `experiment` is YAML, `run_id` is Flower's."""
     tree = {key: value for key, value in (parse_yaml(experiment) or {}).items() if key != "unlabelled_batch"}
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([run_id, tree], sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def check_approval(node: Mapping[str, Any], experiment: str) -> None:
-    """Refuse a run that the site's operator has not approved; one that is new is noted as asked for."""
-    wanted, found = str(node.get("approve", "always")), run_hash(experiment)
-    if wanted in ("always", found):
+def check_approval(node: Mapping[str, Any], experiment: str, run_id: int, round_number: int | None = None) -> None:
+    """Refuse a run that the site's operator has not approved; one that is new is noted as asked for.
+
+    Where a round is about to be trained, it is noted that its approval is used.
+    """
+    wanted = str(node.get("approve", "ask"))
+    if wanted == "always":
         return
-    if wanted != "ask":
+    found, asks, answers = run_hash(experiment, run_id), _describe(experiment), Answers(state_folder(node))
+    if wanted == "ask":
+        _expect_approved(answers.ask(found, asks), found, asks, node)
+    elif wanted != found:
         raise disclosed(
             ConfigError(f"this site's operator approved run {one_line(wanted, 16)}, and this is run {found}")
         )
-    answers = Answers(state_folder(node))
-    answer = answers.ask(found, _describe(experiment))
+    if round_number is not None:
+        answers.begin_round(found, asks, round_number)
+
+
+def _expect_approved(answer: bool | None, found: str, asks: str, node: Mapping[str, Any]) -> None:
     if answer is None:
         raise disclosed(
             ConfigError(
-                f"run {found} waits for your approval: {_describe(experiment)}. Answer y or n here, or: "
+                f"run {found} waits for your approval: {asks}. Answer y or n here, or: "
                 f"feddure federate approve DIR {node.get('site')} {found}"
             ),
             f"its operator has not approved run {found} yet",
@@ -140,14 +164,14 @@ def check_approval(node: Mapping[str, Any], experiment: str) -> None:
 
 
 class Answers:
-    """A site's file of runs that asked, and what was answered."""
+    """A site's file of runs that asked, what was answered, and how far they came."""
 
     def __init__(self, state: Path):
         self._state = state
         self._path = state / APPROVALS
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """By hash: what a run `asks`, and the `answer`: true, false, or null before there is one."""
+        """By hash: what a run `asks`, the `answer` (true, false, or null before there is one), the last `round`."""
         try:
             return json.loads(self._path.read_bytes()) if self._path.exists() else {}
         except (OSError, ValueError):
@@ -155,42 +179,74 @@ class Answers:
 
     def waiting(self) -> list[str]:
         """The runs without an answer."""
-        return [found for found, entry in self.read().items() if entry["answer"] is None]
+        return [found for found, entry in self.read().items() if _waits(entry)]
 
     def ask(self, found: str, asks: str) -> bool | None:
         """The answer to a run; None where there is none yet."""
         known = self.read()
-        if found not in known:
-            if len(self.waiting()) >= MOST_WAITING:
-                return None  # a server that asks for ever does not fill the disk
-            make_private_folder(self._state, RunError)
-            self._write(found, asks, None)
+        if known.get(found, {}).get("answer") is not None:
+            return known[found]["answer"]
+        waiting = self.waiting()
+        if found not in waiting and len(waiting) >= MOST_WAITING:
+            return None  # a server that asks for ever does not fill the disk
+        with self._changing() as known:
+            for over in [each for each, entry in known.items() if entry["answer"] is None and not _waits(entry)]:
+                del known[over]
+            entry = known.setdefault(found, {"asks": asks, "answer": None})
+            entry["asked"] = time.time()
+        if found not in waiting:
             AuditLog(self._state).write("run asks for approval", run=found, asks=asks)
-            return None
-        return known[found]["answer"]
+        return entry["answer"]
 
     def answer(self, found: str, approved: bool) -> None:
         """What the site's operator says to a run."""
-        known = self.read()
-        if found not in known:
-            raise ConfigError(f"run {found}: has not asked; there are: {', '.join(known) or 'none'}")
-        self._write(found, known[found]["asks"], approved)
+        with self._changing() as known:
+            if found not in known:
+                raise ConfigError(f"run {found}: has not asked; there are: {', '.join(known) or 'none'}")
+            known[found]["answer"] = approved
         AuditLog(self._state).write("run approved" if approved else "run refused", run=found)
 
-    def _write(self, found: str, asks: str, answer: bool | None) -> None:
+    def begin_round(self, found: str, asks: str, number: int) -> None:
+        """Note a round of an approved run before it is trained, so that a kill counts too much, not too little."""
+        with self._changing() as known:
+            entry = known.setdefault(found, {"asks": asks, "answer": True})
+            if number <= (last := entry.get("round", 0)):
+                raise disclosed(
+                    ConfigError(
+                        f"the server asks for round {number} of run {found}, which had round {last} here: "
+                        "an approval is for each round once"
+                    )
+                )
+            entry["round"] = number
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """What is in the file, and is written back at the end."""
+        make_private_folder(self._state, RunError)
         with FileLock(self._path.with_name(f".{APPROVALS}.lock")):
-            entry = {found: {"asks": asks, "answer": answer}}
-            write_json(self._path, self.read() | entry, RunError, durable=True)
+            known = self.read()
+            yield known
+            write_json(self._path, known, RunError, durable=True)
+
+
+def _waits(entry: Mapping[str, Any]) -> bool:
+    return entry["answer"] is None and time.time() - entry.get("asked", 0) < _WAITING_SECONDS
 
 
 def _describe(experiment: str) -> str:
-    tree = parse_yaml(experiment) or {}
-    method, model, rounds = (one_line(tree.get(name), 60) for name in ("method", "model", "rounds"))
-    leaves = [LEAVES]
-    known = methods.METHODS.get(method)
+    tree = Experiment().model_dump() | (parse_yaml(experiment) or {})
+    asked = {name: one_line(tree[name], 60) for name in ("method", "model", "rounds", "local_steps", "validation")}
+    steps = "an epoch" if asked["local_steps"] == "epoch" else f"{asked['local_steps']} local steps"
+    share = f", {asked['validation']} of the labelled images set aside for validation" if tree["validation"] else ""
+    leaves = [*LEAVES]
+    known = methods.METHODS.get(asked["method"])
     if known is None:
         leaves.append("and what else this method of a module sends")
     elif known.uploads_class_counts:
         leaves.append("how many images of each class it learnt from")
-    relays = "; the server hands the parameters to other sites" if known is not None and known.relays_uploads else ""
-    return f"{method}, {model}, {rounds} rounds; what leaves the site: {', '.join(leaves)}{relays}"
+    if known is not None and known.relays_uploads:
+        leaves.append("the server hands the parameters to other sites")
+    return (
+        f"{asked['method']}, {asked['model']}, {asked['rounds']} rounds of {steps}{share}. "
+        f"What leaves the site: {'; '.join(leaves)}"
+    )

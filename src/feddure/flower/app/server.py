@@ -61,21 +61,24 @@ _KEPT_CHECKPOINTS = 3
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds that the run's configuration asks for."""
     try:
-        run(grid, run_config.read(context.run_config))
+        run(grid, run_config.read(context.run_config), context.run_id)
     except FeddureError as problem:
         log(f"problem: {problem}")
         raise
 
 
-def run(grid: Grid, options: RunOptions) -> Server:
-    """All rounds of a run, from the first or from the last checkpoint; returns the server after the last."""
+def run(grid: Grid, options: RunOptions, run_id: int) -> Server:
+    """All rounds of a run, from the first or from the last checkpoint; returns the server after the last.
+
+    `run_id` is Flower's, another one at each start.
+    """
     inflation.guard(options.timeout_seconds)
     options = run_config.as_resumed(options)
     folder = options.folder
     runs.expect_unlocked(folder)
     runs.check_folder(options.experiment, folder, options.resume)
     dataset = _dataset(options)
-    log(f"sites approve this run as {run_hash(_for_sites(options.experiment))}")
+    log(f"sites approve this run as {run_hash(_for_sites(options.experiment), run_id)}")
     sites = _gather(grid, options)
     server = _make_server(options, dataset, sites, FederationFile(folder).image_counts)
     if options.protection.noise and server.state["statistics"].numel():

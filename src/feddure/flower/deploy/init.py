@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from feddure.errors import ConfigError, RunError
 from feddure.files import expect_free, write_whole
 from feddure.flower.app.description import Description
+from feddure.flower.app.policy import LEAVES
 from feddure.flower.app.private_files import write_private_file
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.certificates import AUTHORITY_DAYS, SERVER_DAYS
@@ -176,6 +177,7 @@ def _site_readme(description: Description, connection: Connection, own_key: bool
     site = connection.site
     key = _OWN_KEY if own_key else _GIVEN_KEY
     classes = "\n".join(f"    IMAGES/labelled/{name}/*" for name in description.classes)
+    leaves = "\n".join(f"- {each}" for each in LEAVES)
     return f"""# {description.name}: site {site}
 
 This folder lets `{site}` join the federation at {connection.address}. The site needs outgoing TCP to that address
@@ -192,15 +194,21 @@ and no open port.
    greys, say `--data 'folder:IMAGES?depth=12'` below.
 3. Check everything, with this folder as the current one: `feddure federate check . {site} --data IMAGES`
 4. Join: `feddure federate site . {site} --data IMAGES --approve ask`, and leave it running; Ctrl-C leaves the
-   federation. Without `--approve` the site takes part in every run. The terminal has a line for each round, and says
-   why where the site is refused; Flower's own logs lie in `state/`.
+   federation. Each run asks first: answer `y` or `n` there, or with `feddure federate approve . {site}`. With
+   `--approve always` the site takes part in all. The terminal has a line for each round, and says why where the site
+   is refused; Flower's own logs lie in `state/`.
 
 {key}
-Images, file names and labels stay here. What leaves the site: the model's parameters and batch-norm statistics after
-training on your images; numbers of labelled, unlabelled and unreadable images; mean losses and times; accuracy on your
-test and validation images, and how many they are; this site's name and version. All of it, and what it tells:
-docs/security.md. The server chooses what is trained and for how long, but cannot bring code of its own: this site runs
-the feddure that you installed. Use an account that can read IMAGES and little else all the same.
+Images, file names and labels stay here. What leaves the site:
+
+{leaves}
+
+A method may send more, which the question before a run says. What all this tells: docs/security.md. The server chooses
+what is trained and for how long, but cannot bring code of its own: this site runs the feddure that you installed. Use
+an account that can read IMAGES and little else all the same.
+
+`state/cache` keeps the images' pixels, not encrypted, for this account alone; remove it where images are to be deleted,
+and it is made again of those that are there. Keep the rest of `state/`: the privacy ledger, approvals and audit log.
 """
 
 

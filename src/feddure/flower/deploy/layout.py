@@ -9,7 +9,7 @@ import yaml
 
 from feddure.errors import ConfigError, RunError
 from feddure.files import write_json
-from feddure.flower.app import description
+from feddure.flower.app import audit, description
 from feddure.flower.app.description import FILE_NAME, Description
 
 CONNECTION_FILE = "connection.yaml"
@@ -167,6 +167,21 @@ def find_bundle(folder: Path, site: str) -> Bundle:
     if owner != site:
         raise ConfigError(f"{folder}: this is the bundle of site '{owner}', but '{site}' was given")
     return bundle
+
+
+def find_audit_log(place: Path) -> Path:
+    """The audit log of a federation's folder or of a site's bundle; a file is itself one."""
+    server, bundle = ServerFolder(place), Bundle(place)
+    logs = {"server": server.server / audit.FILE, "site": bundle.state / audit.FILE}
+    for found in logs.values():
+        if found.exists():
+            return found
+    if not place.is_dir():
+        return place
+    owner = "server" if server.settings.exists() else "site" if bundle.connection.exists() else ""
+    if not owner:
+        raise ConfigError(f"{place}: neither a federation's folder nor a site's bundle, and no audit.jsonl")
+    raise RunError(f"{logs[owner]}: no audit log yet: the {owner} has not run")
 
 
 def join_address(host: str, port: int) -> str:
