@@ -2,8 +2,8 @@
 
     python benchmarks/insider.py --json results/insider.json
 
-The demo's problem with FedTutor at five sites, all of which take part. One knows the rules: its updates are 2.9 times as
-long as its honest ones, just inside the norm bound of 3 that `federate run` sets.
+The demo's problem with FedTutor at five sites, all of which take part. One knows the rules: its updates are 2.9 times
+as long as its honest ones, just inside the norm bound of 3 that `federate run` sets.
 """
 
 import argparse
