@@ -30,7 +30,7 @@ from feddure.simulation.federation import Federation, run
 from feddure.simulation.lanes import Stopped
 from feddure.simulation.server import Server
 from feddure.tracking import records
-from feddure.tracking.console import console_observer
+from feddure.tracking.console import Progress
 from feddure.tracking.observer import Observer
 from feddure.tracking.summary import summarise
 from feddure.tracking.tensorboard import TensorBoard
@@ -85,7 +85,7 @@ def execute(
         _write_start(federation, folder)
         watching = [_OnDisk(folder, federation, resume_command), *observers]
         if progress:
-            console = console_observer()
+            console = Progress()
             console.begin(experiment.rounds, federation.round)
             watching.append(console)
         for observer in watching:

@@ -31,7 +31,7 @@ from feddure.studies.plan import PLAN_FILE, Plan, read_plan, run_folder
 from feddure.studies.plan import REPORT_FILE as REPORT_FILE
 from feddure.studies.plan import TABLE_FILE as TABLE_FILE
 from feddure.tracking import records, tracker
-from feddure.tracking.console import SideBySide, console_observer
+from feddure.tracking.console import Progress, SideBySide
 from feddure.tracking.tracker import trackers
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _train(
     if not left:
         return
     engine, method = Engine(next(iter(left.values())).engine), ""
-    console = console_observer() if progress else None
+    console = Progress() if progress else None
     with closing(console) if console else nullcontext():
         for number, (path, experiment) in enumerate(left.items(), start=1):
             if experiment.method in noted.by_method() or runs.is_finished(path):  # by another process meanwhile

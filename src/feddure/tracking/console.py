@@ -115,9 +115,6 @@ class Progress(Observer):
         return f"{clients} clients/s  left {left}"
 
 
-console_observer = Progress  # of a run
-
-
 class SideBySide:
     """The rounds of runs that several processes train, together: a bar on a terminal, else a line every ten seconds."""
 
