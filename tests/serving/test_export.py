@@ -311,7 +311,7 @@ def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     for path in photographs(tmp_path / "photographs"):
         for size, channels, depth in ((28, 1, 16), (16, 3, 12)):
             shape = {"size": size, "channels": channels, "depth": depth}
-            wanted = images.read(path, images.Rule(**shape))
+            wanted, _ = images.read(path, images.Rule(**shape))
             assert np.array_equal(read_pixels(path, shape)[0].transpose(1, 2, 0), wanted), path.name
     (best,) = feddure.predict("model.safetensors", "boot.png")
     label, probability = capsys.readouterr().out.split(": ")

@@ -8,7 +8,7 @@ import feddure
 import folders
 from feddure import data
 from feddure.data import load as load_dataset
-from feddure.errors import ConfigError, DataError
+from feddure.errors import ConfigError, DataError, FeddureWarning
 from feddure.serving.predict import find_images
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -119,3 +119,15 @@ def test_places_that_are_refused(tmp_path, trained):
             find_images([tmp_path / name for name in names])
     with pytest.raises(ConfigError, match="batch: 0 was given"):
         feddure.predict(trained, save(folders.IMAGES.images[0], tmp_path / "one.png"), batch=0)
+
+
+def test_files_that_become_nearly_black_are_noted_once(tmp_path, trained):
+    for number in range(3):
+        values = np.random.RandomState(number).randint(0, 4096, size=(8, 8, 1)).astype(np.uint16)
+        save(values, tmp_path / "deep" / f"{number}.png")
+    save(folders.IMAGES.test_images[0], tmp_path / "deep" / "eight.png")
+    with pytest.warns(FeddureWarning, match=r"3 16-bit image.* such as .*deep/0\.png.*: were they 12-bit\?") as noted:
+        found = feddure.predict(trained, tmp_path / "deep", batch=2)
+    assert len(noted) == 1
+    assert "folder:PATH?depth=12" in str(noted[0].message)
+    assert all(prediction.problem is None for prediction in found)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from feddure.data.sources.base import bar
-from feddure.data.sources.images import Rule, Unreadable, read
+from feddure.data.sources.images import Rule, Unreadable, note_narrow, read
 from feddure.data.sources.layouts import files_below
 from feddure.errors import ConfigError, DataError
 from feddure.serving.load import Model, load_model
@@ -75,16 +75,18 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def classify(model: Model, files: Sequence[Path], batch: int = BATCH, progress: bool = False) -> Iterator[Prediction]:
-    """A prediction for each file, in order, as soon as its batch is done."""
+    """A prediction for each file, in order, as soon as its batch is done; a warning if files look too dark."""
     if batch < 1:
         raise ConfigError(f"batch: {batch} was given, expected 1 or more")
     about = model.description
     rule = Rule(about.size, about.channels, depth=about.depth)
+    peaks: list[int] = []
     with ThreadPoolExecutor() as threads, bar("classifying images", len(files), progress) as advance:
         for start in range(0, len(files), batch):
             part = files[start : start + batch]
             decoded = list(threads.map(_decode, part, [rule] * len(part)))
-            pixels = [image for image in decoded if not isinstance(image, str)]
+            pixels = [image[0] for image in decoded if not isinstance(image, str)]
+            peaks += [0 if isinstance(image, str) else image[1] for image in decoded]
             rows = iter(model(np.stack(pixels)) if pixels else ())
             for file, image in zip(part, decoded, strict=True):
                 if isinstance(image, str):
@@ -93,10 +95,12 @@ def classify(model: Model, files: Sequence[Path], batch: int = BATCH, progress: 
                     shares = zip(model.classes, next(rows).tolist(), strict=True)
                     yield Prediction(file, tuple(sorted(shares, key=lambda share: -share[1])))
             advance(len(part))
+    advice = "The model knows files of 16 bits: scale them, or train with folder:PATH?depth={bits} and predict again"
+    note_narrow(files, peaks, rule, advice)
 
 
-def _decode(file: Path, rule: Rule) -> np.ndarray | str:
-    """The image's pixels, or what is wrong with the file."""
+def _decode(file: Path, rule: Rule) -> tuple[np.ndarray, int] | str:
+    """The image's pixels and brightest value, or what is wrong with the file."""
     try:
         return read(file, rule)
     except Unreadable as problem:

@@ -115,7 +115,7 @@ def write_deep(root: Path, white: int) -> Path:
 
 def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path):
     name = f"folder:{write_deep(tmp_path, 4095)}?size=8&channels=1"
-    with pytest.warns(FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*: were they 12-bit\?.*depth=12") as noted:
+    with pytest.warns(FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*ant/1.png.*: were they 12-bit\?.*depth=12") as noted:
         assert sources.load(name).images.max() == 16
     assert len(noted) == 1
     with warnings.catch_warnings():

@@ -13,8 +13,9 @@ from feddure.data.dataset import UNKNOWN, Dataset, check
 from feddure.data.sources import npz
 from feddure.data.sources.images import decode, headers
 from feddure.data.sources.layouts import EXPECTED, File, is_table, look
-from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged, shown
+from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged
 from feddure.errors import DataError
+from feddure.files import shown
 
 ALL_LABELLED = (
     "every training image has a label, and all are used; --set partition.label_fraction=0.1, say, uses a tenth of them "

@@ -20,7 +20,6 @@ from feddure import rng
 from feddure.data.dataset import UNKNOWN
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, MOST_PROBLEMS, Rule
 from feddure.errors import DataError
-from feddure.files import readable
 
 TEST_SHARE = 0.2
 _WHOLE, _SHARE = "-?[0-9]{1,9}", "-?[0-9]{0,3}(?:[.][0-9]{1,9})?"
@@ -154,8 +153,3 @@ def refuse_damaged(problems: list[str], advice: str) -> DataError:
         "1 file is damaged or no image" if len(problems) == 1 else f"{len(problems):,} files are damaged or no images"
     )
     return DataError("\n".join([*problems[:MOST_PROBLEMS], *more, f"{count}: {advice}"]))
-
-
-def shown(path: Path | str) -> str:
-    """A path in one line that any terminal and file can hold."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in readable(path))
