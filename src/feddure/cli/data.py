@@ -119,7 +119,8 @@ def check(
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if found is not None:
         report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found)}
-        report["notes"] = [*found.sentences(), *report["notes"]]
+        others = [repeat.sentence() for repeat in found.repeats if not repeat.misleads]
+        report["notes"] = [*found.sentences(), *report["notes"], *others]
     if as_json:
         _print_json(report)
     else:

@@ -79,10 +79,18 @@ def read(
     if not colon:
         return find_source(name).load(data_dir, progress), None
     if kind == "folder":
-        return folder.read(rest, progress, skip_damaged)
+        return _noted(*folder.read(rest, progress, skip_damaged))
     if kind == "npz":
-        return npz.read(rest, progress)
+        return _noted(*npz.read(rest, progress))
     return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name, data_dir), None
+
+
+def _noted(dataset: Dataset, found: Found) -> tuple[Dataset, Found]:
+    """A warning for each kind of repeated images that would mislead whoever trains."""
+    for repeat in found.repeats:
+        if repeat.misleads:
+            warnings.warn(repeat.sentence(), FeddureWarning, stacklevel=3)
+    return dataset, found
 
 
 def resolve(name: str, skip_damaged: bool = False) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from feddure import rng
 from feddure.data.dataset import UNKNOWN
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, MOST_PROBLEMS, Rule
+from feddure.data.sources.repeats import Repeat
 from feddure.errors import DataError
 
 TEST_SHARE = 0.2
@@ -70,6 +71,7 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)  # files by width × height, the most frequent first
     modes: Mapping[str, int] = field(default_factory=dict)  # by Pillow's mode
     shorter_side: int | None = None  # the median of the files'
+    repeats: tuple[Repeat, ...] = ()
 
     def sentences(self) -> list[str]:
         """What a person should know before these images are trained on; damaged files apart."""
