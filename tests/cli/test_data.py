@@ -101,12 +101,14 @@ def test_check_counts_sites_and_unlabelled_images(tmp_path):
         {"name": "bee", "train": 1, "labelled": 1, "test": 0},
     ]
     assert report["sites"] == [
-        {"name": "north", "train": 1, "labelled": 1, "test": 0},
-        {"name": "south [new]", "train": 2, "labelled": 1, "test": 0},
+        {"name": "north", "train": 1, "labelled": 1, "test": 0, "classes": {"ant": 1, "bee": 0}},
+        {"name": "south [new]", "train": 2, "labelled": 1, "test": 0, "classes": {"ant": 0, "bee": 1}},
     ]
     text = run("check", f"folder:{tmp_path}?size=8")
     assert "2 labelled, 1 unlabelled" in text
     assert "south [new]" in text  # no markup
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("│ unlabelled"))
+    assert row[1::2] == ["unlabelled", "0", "1"]
 
 
 def test_check_notes_what_may_not_be_meant(tmp_path):

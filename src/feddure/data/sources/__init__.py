@@ -60,10 +60,10 @@ def register(name: str, function: Callable[..., Dataset]) -> None:
 
 def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
     """The data set of this name; `data_dir` is where downloaded ones live. A warning lists files that were left out."""
-    dataset, found = read(name, data_dir, progress)
-    if found is not None and found.damaged:
-        listed = "\n".join(found.damaged)
-        warnings.warn(f"{len(found.damaged):,} damaged files are left out:\n{listed}", FeddureWarning, stacklevel=2)
+    dataset, _ = read(name, data_dir, progress)
+    if dataset.damaged:
+        listed = "\n".join(dataset.damaged)
+        warnings.warn(f"{len(dataset.damaged):,} damaged files are left out:\n{listed}", FeddureWarning, stacklevel=2)
     return dataset
 
 

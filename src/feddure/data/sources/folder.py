@@ -6,6 +6,7 @@ and standard deviation are measured on the training images.
 
 import statistics
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
     whole = [number for number in range(len(every)) if number not in decoded.problems]
     files, pixels = [every[number] for number in whole], decoded.images[whole] if damaged else decoded.images
     dataset, split, names = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)
-    dataset = _expect_classes(dataset, damaged)
+    dataset = replace(_expect_classes(dataset, damaged), damaged=tuple(damaged))
     sizes = Counter(decoded.sizes[number] for number in whole)
     remarks = listing.remarks
     if dataset.labelled is not None and dataset.labelled.all():
@@ -53,7 +54,6 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
         tuple(remarks),
         split,
         dict(listing.ignored.most_common()),
-        tuple(damaged),
         {f"{width}×{height}": number for (width, height), number in sizes.most_common()},
         dict(Counter(decoded.modes[number] for number in whole).most_common()),
         round(statistics.median(min(decoded.sizes[number]) for number in whole)),

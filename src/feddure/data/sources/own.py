@@ -67,7 +67,6 @@ class Found:
     remarks: tuple[str, ...] = ()  # what was done with parts of them
     split: Split | None = None
     ignored: Mapping[str, int] = field(default_factory=dict)  # files that are no images, by their ending
-    damaged: tuple[str, ...] = ()  # "path: reason" of what was left out
     sizes: Mapping[str, int] = field(default_factory=dict)  # files by width × height, the most frequent first
     modes: Mapping[str, int] = field(default_factory=dict)  # by Pillow's mode
     shorter_side: int | None = None  # the median of the files'
