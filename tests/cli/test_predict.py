@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import folders
 from feddure import cli
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.simulation import runs
 
 
@@ -100,6 +100,13 @@ def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(ru
         assert one["class"] == other["class"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
     assert as_records(invoke(run, photos, "--json", "--model", "last")[0]) != wanted
+
+
+def test_a_model_that_is_not_there_is_said_first(run, tmp_path):
+    with pytest.raises(RunError, match="nothing"):
+        invoke(tmp_path / "nothing.safetensors", tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x\.png"):
+        invoke(run, tmp_path / "x.png")
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos, tmp_path, monkeypatch):

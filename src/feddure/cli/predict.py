@@ -62,8 +62,8 @@ def predict(
     from feddure.serving.predict import classify, find_images
 
     expect_writable(csv_file, "--csv")
-    files = find_images(images)
     trained = load_model(model, device=device, model=which, allow_modules=allow_modules)
+    files = find_images(images)
     found = []
     for prediction in classify(trained, files, batch, progress=not as_json):  # a bar would take over standard output
         found.append(prediction)

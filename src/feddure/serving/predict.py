@@ -56,9 +56,9 @@ def predict(
     `problem` and no ranking; the others go on. `allow_modules` is as in `load_model`.
     """
     paths = [images] if isinstance(images, Path | str) else images
-    files = find_images([Path(path) for path in paths])
     if not isinstance(source, Model):
         source = load_model(source, device=device, model=model, allow_modules=allow_modules)
+    files = find_images([Path(path) for path in paths])
     return list(classify(source, files, batch, progress))
 
 
