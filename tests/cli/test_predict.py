@@ -102,6 +102,20 @@ def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(ru
     assert as_records(invoke(run, photos, "--json", "--model", "last")[0]) != wanted
 
 
+def test_folders_of_classes_say_how_good_the_model_is(run, tmp_path):
+    for number in range(8):
+        path = tmp_path / "tests" / "abcd"[number % 4] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(folders.IMAGES.test_images[number, ..., 0]).save(path)
+    *records, last = as_records(invoke(run, tmp_path / "tests", "--json")[0])
+    right = sum(record["class"] == record["file"].split("/")[-2] for record in records)
+    assert last["evaluation"]["accuracy"] == right / 8
+    output, notes = invoke(run, tmp_path / "tests")
+    assert f"accuracy {100 * right / 8:.1f} % (" in output
+    assert notes == ""
+    assert "accuracy" not in invoke(run, tmp_path / "tests" / "a")[0]
+
+
 def test_a_model_that_is_not_there_is_said_first(run, tmp_path):
     with pytest.raises(RunError, match="nothing"):
         invoke(tmp_path / "nothing.safetensors", tmp_path / "x.png")
