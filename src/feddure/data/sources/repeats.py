@@ -67,7 +67,7 @@ def find(dataset: Dataset, files: Sequence[str] = ()) -> list[Repeat]:
 
 def _hashes(images: Sequence[np.ndarray]) -> np.ndarray:
     """64 bits of each image: that any two of a million share them by chance has odds of one to 37 million."""
-    digests = (hashlib.blake2b(np.ascontiguousarray(image), digest_size=8).digest() for image in images)
+    digests = (hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).digest() for image in images)
     found = np.frombuffer(b"".join(digests), dtype=np.int64).copy()
     plain = [
         place for place, image in enumerate(images) if (image[0] == image[0, 0]).all() and (image == image[0, 0]).all()
