@@ -57,6 +57,16 @@ def test_no_folder_is_named_for_what_cannot_be_started(feddure, data, mistake, m
     assert "feddure watch" not in err
 
 
+@pytest.mark.usefixtures("quiet")
+def test_what_is_noted_of_a_start_is_noted_once(feddure, data, tmp_path, images):
+    assert feddure("run", "--dataset", data, *SMALL, "--out", "first")[0] == 0
+    arrays = {name: getattr(images, name) for name in ("images", "labels", "test_images", "test_labels")}
+    np.savez(tmp_path / "other.npz", **arrays, classes=list("wxyz"))
+    code, _, err = feddure("run", "--dataset", f"npz:{tmp_path / 'other.npz'}", *SMALL, "--init", "first")
+    assert code == 0, err
+    assert err.count("its classifier is not for these 4 classes") == 1
+
+
 def test_a_method_that_does_not_exist_is_said_before_images_are_read(feddure, tmp_path):
     (tmp_path / "scans").mkdir()
     code, _, err = feddure("run", "--dataset", tmp_path / "scans", "--method", "typo")

@@ -1,6 +1,7 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console
+from feddure.errors import FeddureWarning
 
 
 def run(
@@ -79,7 +81,9 @@ def run(
     if not begun:  # what cannot be run is refused before a folder is named
         engine = Engine(experiment.engine)
         made = partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
-        Federation(experiment, images, made, engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FeddureWarning)  # the run says it
+            Federation(experiment, images, made, engine)
     console.print(f"run folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     if not resume and not folder.exists():
