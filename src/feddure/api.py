@@ -141,6 +141,7 @@ def run(
     read = _reader(dataset, data_dir, progress)
     changes, emptied = _changed(changes, sets)
     file = Path(config_file) if config_file else None
+    experiments.expect_given(preset, file, changes, emptied)
     experiment, looked_at = recommended.load(preset, file, changes, emptied, read, _say(progress), allow_modules)
     plugins.expect_allowed(*experiment.modules)
     folder = Path(out) if out is not None else experiments.default_folder(experiment)

@@ -126,6 +126,15 @@ def compose(
     return build(tree)
 
 
+def expect_given(preset: str | None, file: Path | None, changes: Mapping[str, Any], sets: Iterable[str] = ()) -> None:
+    """Refuse what nobody asked for: the fields' defaults are a study's, which takes hours without a GPU."""
+    if preset is None and file is None and not list(sets) and all(value is None for value in changes.values()):
+        raise ConfigError(
+            "nothing says what to train: give a preset (--preset demo takes half a minute), or a data set (--dataset "
+            "PATH for your own images)"
+        )
+
+
 def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
     """A folder under `runs/` named after the experiment that is not there yet."""
     words = (experiment.dataset, experiment.partition.setting, experiment.method, f"seed{experiment.seed}")

@@ -119,6 +119,11 @@ def readable(name: str | Path) -> str:
         return os.fsencode(name).decode("latin-1")
 
 
+def shown(path: str | Path) -> str:
+    """A path in one line that any terminal and file can hold."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in readable(path))
+
+
 def make_durable(path: Path) -> None:
     """Wait until a file, if it is there, and its name would survive a loss of power."""
     if path.exists():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feddure import environment, experiments
+from feddure import environment, experiments, methods
 from feddure.config import Experiment
 from feddure.data.dataset import Dataset
 from feddure.data.sources import Options, folder, with_options
@@ -89,7 +89,8 @@ def load(
     name = str(given.get("dataset") or experiments.load(NAME).dataset)
     if preset != NAME and (preset is not None or file is not None or not name.startswith(OWN_IMAGES)):
         return experiments.load(preset, file, dict(changes), sets, allow_modules), None
-    experiments.load(NAME, None, {"clients_per_round": 1} | given)  # mistakes first: reading images may take long
+    # Mistakes first: reading images may take long.
+    methods.make(experiments.load(NAME, None, {"clients_per_round": 1} | given))
     gpu = torch.cuda.is_available() and given.get("engine.device") != "cpu"
     given["dataset"] = name = fitted_to_files(name, gpu)
     images = read(name)

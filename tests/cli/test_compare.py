@@ -57,6 +57,13 @@ def methods_in(path):
         return [(row["method"], row["seeds"]) for row in csv.DictReader(file)]
 
 
+def test_no_folder_is_named_for_what_no_method_can_be_run_on(feddure):
+    code, _, err = feddure("compare", "--preset", "demo", "--clients", 10**5, "--out", "compared")
+    assert code == 2
+    assert "partition.labels_per_class" in err
+    assert "comparison folder" not in err
+
+
 def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_report, "write", write_report)
     found = start("--methods", "fedavg, fedavg-matched", "--seeds", "0,1", "--out", "out").stdout

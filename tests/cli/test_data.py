@@ -101,12 +101,14 @@ def test_check_counts_sites_and_unlabelled_images(tmp_path):
         {"name": "bee", "train": 1, "labelled": 1, "test": 0},
     ]
     assert report["sites"] == [
-        {"name": "north", "train": 1, "labelled": 1, "test": 0},
-        {"name": "south [new]", "train": 2, "labelled": 1, "test": 0},
+        {"name": "north", "train": 1, "labelled": 1, "test": 0, "classes": {"ant": 1, "bee": 0}},
+        {"name": "south [new]", "train": 2, "labelled": 1, "test": 0, "classes": {"ant": 0, "bee": 1}},
     ]
     text = run("check", f"folder:{tmp_path}?size=8")
     assert "2 labelled, 1 unlabelled" in text
     assert "south [new]" in text  # no markup
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("│ unlabelled"))
+    assert row[1::2] == ["unlabelled", "0", "1"]
 
 
 def test_check_notes_what_may_not_be_meant(tmp_path):
@@ -125,3 +127,31 @@ def test_fetch_says_where_the_data_are(tmp_path):
     assert str(tmp_path / "FashionMNIST" / "raw") in run("fetch", "fashion-mnist", "--data-dir", tmp_path)
     answer = json.loads(run("fetch", "fashion-mnist", "--data-dir", tmp_path, "--json"))
     assert answer == {"name": "fashion-mnist", "path": str(tmp_path / "FashionMNIST" / "raw")}
+
+
+def test_check_notes_images_that_are_the_same_and_exits_with_0(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    for place, number in {
+        "clients/north/labelled/ant/a": 0,
+        "clients/north/labelled/ant/b": 0,
+        "clients/north/labelled/bee/c": 1,
+        "clients/south/labelled/bee/d": 1,
+        "clients/south/labelled/ant/e": 2,
+        "clients/south/labelled/bee/f": 2,
+        "test/ant/g": 3,
+        "test/bee/h": 1,
+    }.items():
+        path = tmp_path / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[number]).save(path)
+    report = json.loads(run("check", f"folder:{tmp_path}?size=8", "--json"))
+    assert {repeat["kind"]: repeat["images"] for repeat in report["repeats"]} == {
+        "test": 1,
+        "classes": 2,
+        "sites": 2,
+        "copies": 1,
+    }
+    text = run("check", f"folder:{tmp_path}?size=8")
+    for named in ("test/bee/h.png", "ant/e.png", "south/labelled/bee/d.png", "ant/b.png"):
+        (note,) = (line for line in text.splitlines() if line.startswith("note: ") and named in line)
+        assert "exactly the same after reading" in note

@@ -12,6 +12,7 @@ from PIL import Image
 
 import tiny
 from feddure.cli import own_images
+from feddure.data import sources
 from feddure.simulation import estimate
 from feddure.tracking.records import read_run
 
@@ -95,6 +96,9 @@ def test_damaged_files_are_listed_and_skipped_where_asked(feddure, tmp_path):
     assert "skip_damaged=1" in read_run(tmp_path / "here" / "run").experiment.dataset
     code, _, err = feddure("run", "--config", "run/config.yaml", "--out", "again")
     assert code == 0, err
+    for name in ("run", "again"):
+        (damaged,) = json.loads((tmp_path / "here" / name / "partition.json").read_text())["damaged"]
+        assert "ant/0.png: is not an image" in damaged
     (tmp_path / "here" / "old.yaml").write_text(
         (tmp_path / "here" / "run" / "config.yaml").read_text().replace("&skip_damaged=1", "")
     )
@@ -157,6 +161,22 @@ def test_a_check_and_a_run_agree_on_a_size(feddure, tmp_path):
     code, _, said = feddure("run", "--dataset", folder, "--skip-damaged", *TINY, "--out", "run")
     assert code == 0, said
     assert "64×64 colour" in said
+
+
+def test_a_check_measures_what_will_be_trained_and_asks_for_no_more_than_was_asked(feddure, tmp_path):
+    for name in ("a", "b"):
+        for number in range(6):
+            path = tmp_path / "grey" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, ord(name)]).integers(0, 255, (28, 28), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    report = suggested(feddure, tmp_path / "grey")
+    trained = sources.load(report["suggestion"]["dataset"])
+    assert report["shape"] == [28, 28, 1]
+    assert report["fingerprint"] == trained.fingerprint
+    assert report["mean"] == list(trained.mean)
+    assert "skip_damaged" not in report["suggestion"]["commands"][0]
+    assert "28 × 28, 1 channel" in feddure("data", "check", tmp_path / "grey")[1]
 
 
 def test_files_are_read_at_the_size_that_suits_them(feddure, tmp_path):

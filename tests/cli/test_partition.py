@@ -122,8 +122,10 @@ def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):
         (["--setting", "dir"], "--setting: 'dir' was given"),
         (["--seed", -1], "--seed: -1 was given"),
         (["--labels-per-class", 2, "--label-fraction", 0.1], "--labels-per-class and --label-fraction were both"),
-        (["--labels-per-class", 60], "--labels-per-class 60 (partition.labels_per_class): class "),
-        (["--setting", "sites"], "--setting sites"),
+        (["--labels-per-class", 60], "--labels-per-class=60: class "),
+        (["--setting", "sites"], "--setting sites: "),
+        (["--clients", 10**5, "--labels-per-class", 1], "labels (--labels-per-class or --label-fraction)"),
+        (["--clients", 10**5, "--labels-per-class", 1], "unlabelled ones too (--labelled-as-unlabelled)"),
     ],
 )
 def test_impossible_requests_name_the_option(arguments, message):

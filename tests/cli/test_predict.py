@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import folders
 from feddure import cli
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, DataError, RunError
 from feddure.simulation import runs
 
 
@@ -100,6 +100,27 @@ def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(ru
         assert one["class"] == other["class"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
     assert as_records(invoke(run, photos, "--json", "--model", "last")[0]) != wanted
+
+
+def test_folders_of_classes_say_how_good_the_model_is(run, tmp_path):
+    for number in range(8):
+        path = tmp_path / "tests" / "abcd"[number % 4] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(folders.IMAGES.test_images[number, ..., 0]).save(path)
+    *records, last = as_records(invoke(run, tmp_path / "tests", "--json")[0])
+    right = sum(record["class"] == record["file"].split("/")[-2] for record in records)
+    assert last["evaluation"]["accuracy"] == right / 8
+    output, notes = invoke(run, tmp_path / "tests")
+    assert f"accuracy {100 * right / 8:.1f} % (" in output
+    assert notes == ""
+    assert "accuracy" not in invoke(run, tmp_path / "tests" / "a")[0]
+
+
+def test_a_model_that_is_not_there_is_said_first(run, tmp_path):
+    with pytest.raises(RunError, match="nothing"):
+        invoke(tmp_path / "nothing.safetensors", tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x\.png"):
+        invoke(run, tmp_path / "x.png")
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_any_image(run, photos, tmp_path, monkeypatch):

@@ -38,12 +38,49 @@ def test_from_the_command_line_to_the_report(feddure, data, tmp_path):
     assert list(done.folder.glob("events.*"))
 
 
-@pytest.mark.parametrize("mistake", ["--method", "--model"])
-def test_no_folder_is_named_for_what_cannot_be_made(feddure, data, mistake):
-    code, _, err = feddure("run", "--dataset", data, *SMALL, mistake, "typo")
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (["--method", "typo"], "method 'typo': expected one of"),
+        (["--model", "typo"], "model 'typo': expected one of"),
+        (["--clients", 10**5], "fewer labels (--set partition.labels_per_class or partition.label_fraction)"),
+        (["--set", "validation=0.9"], "sets 144 images aside"),
+        (["--set", "server.robust=median", "--method", "fedmatch"], "server.robust"),
+    ],
+    ids=str,
+)
+def test_no_folder_is_named_for_what_cannot_be_started(feddure, data, mistake, message):
+    code, _, err = feddure("run", "--dataset", data, *SMALL, *mistake)
     assert code == 2
-    assert f"{mistake[2:]} 'typo': expected one of" in err
+    assert message in err
     assert "run folder" not in err
+    assert "feddure watch" not in err
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_is_noted_of_a_start_is_noted_once(feddure, data, tmp_path, images):
+    assert feddure("run", "--dataset", data, *SMALL, "--out", "first")[0] == 0
+    arrays = {name: getattr(images, name) for name in ("images", "labels", "test_images", "test_labels")}
+    np.savez(tmp_path / "other.npz", **arrays, classes=list("wxyz"))
+    code, _, err = feddure("run", "--dataset", f"npz:{tmp_path / 'other.npz'}", *SMALL, "--init", "first")
+    assert code == 0, err
+    assert err.count("its classifier is not for these 4 classes") == 1
+
+
+def test_a_method_that_does_not_exist_is_said_before_images_are_read(feddure, tmp_path):
+    (tmp_path / "scans").mkdir()
+    code, _, err = feddure("run", "--dataset", tmp_path / "scans", "--method", "typo")
+    assert code == 2
+    assert "method 'typo'" in err
+
+
+@pytest.mark.parametrize("given", [[], ["--out", "run"]], ids=str)
+def test_a_run_of_nothing_names_two_ways_on(feddure, tmp_path, given):
+    code, _, err = feddure("run", *given)
+    assert code == 2
+    assert "--preset demo" in err
+    assert "--dataset PATH" in err
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 @pytest.mark.usefixtures("quiet")

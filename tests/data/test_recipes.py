@@ -136,5 +136,5 @@ def test_a_client_with_its_even_share_gets_no_more_and_the_longer_list_is_cut(mo
 
 def test_a_pair_is_drawn_anew_until_both_have_half_the_even_share(monkeypatch):
     assert dealt([8], [(1.0, 0.0), (0.2, 0.8), (0.5, 0.5)], monkeypatch) == [[4], [4]]
-    with pytest.raises(ConfigError, match=r"--gamma 0.5 .* less than a quarter of their 8 images; raise --gamma"):
+    with pytest.raises(ConfigError, match=r"partition.gamma=0.5 .* less than a quarter of their 8 images; raise it"):
         dealt([8], [(0.2, 0.8)] * recipes.TRIES, monkeypatch)

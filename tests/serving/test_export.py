@@ -202,6 +202,10 @@ def test_numbers_of_another_type_are_refused_by_the_model_itself(exported):
 # --- where it lies -------------------------------------------------------------------------------------
 
 
+def test_without_a_format_and_a_file_it_is_onnx(copied):
+    assert feddure.export(copied) == copied / "gamma 0.5.onnx"
+
+
 def test_the_file_has_the_name_of_its_run(copied, monkeypatch):
     before = (copied / "model.safetensors").read_bytes()
     assert feddure.export(copied, format="safetensors") == copied / "gamma 0.5.safetensors"
@@ -216,7 +220,6 @@ def test_the_file_has_the_name_of_its_run(copied, monkeypatch):
     [
         ("onnx", "x.pt", "ending means torchscript"),
         (None, "x.model", r"give --format \(safetensors, onnx, torchscript\)"),
-        (None, None, "give --format"),
         ("pickle", None, "format 'pickle'"),
     ],
 )
@@ -252,10 +255,12 @@ def test_targets_that_are_refused(tmp_path, out, force, message):
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
-def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch, missing):
+@pytest.mark.parametrize("kind", ["onnx", None])
+def test_without_the_extra_the_message_names_it(tmp_path, monkeypatch, missing, kind):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ConfigError, match=rf"need {missing} .*pip install 'feddure\[onnx\]'"):
-        feddure.export(model_file(tmp_path / "model.safetensors"), format="onnx")
+        feddure.export(model_file(tmp_path / "model.safetensors"), format=kind)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_an_exported_program_is_not_exported_again(exported, tmp_path):
@@ -311,7 +316,7 @@ def test_the_page_shows_how_to_use_the_onnx_file(tmp_path, monkeypatch, capsys):
     for path in photographs(tmp_path / "photographs"):
         for size, channels, depth in ((28, 1, 16), (16, 3, 12)):
             shape = {"size": size, "channels": channels, "depth": depth}
-            wanted = images.read(path, images.Rule(**shape))
+            wanted, _ = images.read(path, images.Rule(**shape))
             assert np.array_equal(read_pixels(path, shape)[0].transpose(1, 2, 0), wanted), path.name
     (best,) = feddure.predict("model.safetensors", "boot.png")
     label, probability = capsys.readouterr().out.split(": ")

@@ -8,8 +8,8 @@ import feddure
 import folders
 from feddure import data
 from feddure.data import load as load_dataset
-from feddure.errors import ConfigError, DataError
-from feddure.serving.predict import find_images
+from feddure.errors import ConfigError, DataError, FeddureWarning
+from feddure.serving.predict import Prediction, evaluate, find_images
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -40,6 +40,22 @@ def test_a_trained_model_has_the_accuracy_on_files_that_its_run_reports(tmp_path
     wanted = feddure.Run(trained).metrics[-1]["test"]["confusion"]
     for source, batch in zip((trained, exported["safetensors"], exported["onnx"]), (1, 3, 100), strict=True):
         assert confusion(feddure.predict(source, files, batch=batch), folders.IMAGES.classes) == wanted
+
+
+def test_folders_of_classes_say_how_good_the_model_is(tmp_path):
+    def says(place, label):
+        return Prediction(tmp_path / place, ((label, 1.0),))
+
+    found = [says(f"tests/ant/{n}.png", "ant") for n in range(8)] + [says(f"tests/ant/{n}.png", "bee") for n in "xy"]
+    found += [says("tests/bee/deep/0.png", "bee"), says("tests/other/1.png", "ant"), says("2.png", "bee")]
+    found += [Prediction(tmp_path / "tests" / "bee" / "bad.png", (), "is damaged")]
+    said = evaluate(found, [tmp_path / "2.png", tmp_path / "tests"], ("ant", "bee", "cow"))
+    assert (said["images"], said["accuracy"]) == (11, 9 / 11)
+    ant, bee = said["classes"]
+    assert (ant["images"], ant["sensitivity"], ant["specificity"]) == (10, 0.8, 1)
+    assert ant["sensitivity_interval"] == pytest.approx([0.4902, 0.9433], abs=1e-4)  # Wilson (1927), 8 of 10
+    assert (bee["images"], bee["sensitivity"], bee["specificity"]) == (1, 1, 0.8)
+    assert evaluate(found, [tmp_path], ("ant", "bee")) is None
 
 
 def test_files_are_decoded_as_training_decodes_its_folders(tmp_path):
@@ -119,3 +135,15 @@ def test_places_that_are_refused(tmp_path, trained):
             find_images([tmp_path / name for name in names])
     with pytest.raises(ConfigError, match="batch: 0 was given"):
         feddure.predict(trained, save(folders.IMAGES.images[0], tmp_path / "one.png"), batch=0)
+
+
+def test_files_that_become_nearly_black_are_noted_once(tmp_path, trained):
+    for number in range(3):
+        values = np.random.RandomState(number).randint(0, 4096, size=(8, 8, 1)).astype(np.uint16)
+        save(values, tmp_path / "deep" / f"{number}.png")
+    save(folders.IMAGES.test_images[0], tmp_path / "deep" / "eight.png")
+    with pytest.warns(FeddureWarning, match=r"3 16-bit image.* such as .*deep/0\.png.*: were they 12-bit\?") as noted:
+        found = feddure.predict(trained, tmp_path / "deep", batch=2)
+    assert len(noted) == 1
+    assert "folder:PATH?depth=12" in str(noted[0].message)
+    assert all(prediction.problem is None for prediction in found)

@@ -73,7 +73,7 @@ def compare(
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
         from feddure import api, experiments
-        from feddure.data.partition import expect_clients
+        from feddure.data import partition
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
         from feddure.studies.grid import failures as grid_failures
@@ -96,7 +96,9 @@ def compare(
         return
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
-    expect_clients(clients, experiment.partition.setting, images)
+    partition.expect_clients(clients, experiment.partition.setting, images)
+    if not resume:  # what no method can be run on is refused before a folder is named
+        partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
     console.print(f"comparison folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     processes = jobs or study.usual_jobs(plan, experiment)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,18 +114,22 @@ def check(
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
         plugins.allow(name)
+        if name.startswith(("folder:", "npz:")):
+            name = own_images.as_trained(name)
         # Damaged files are listed here, not refused.
         dataset, found = sources.read(name, data_dir, progress=True, skip_damaged=True)
     report = _report(dataset, None if ":" in name else sources.find_source(name))
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if found is not None:
-        report |= {**asdict(found), "suggestion": own_images.suggestion(name, dataset, found)}
-        report["notes"] = [*found.sentences(), *report["notes"]]
+        report |= {**asdict(found), "damaged": dataset.damaged}
+        report["suggestion"] = own_images.suggestion(name, dataset)
+        others = [repeat.sentence() for repeat in found.repeats if not repeat.misleads]
+        report["notes"] = [*found.sentences(), *report["notes"], *others]
     if as_json:
         _print_json(report)
     else:
         _show(report)
-    if report["official"] is False or (found is not None and found.damaged and not skip_damaged):
+    if report["official"] is False or (dataset.damaged and not skip_damaged):
         raise typer.Exit(1)
 
 
@@ -153,7 +158,7 @@ def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:
         "test": len(dataset.test_images),
         "unlabelled": None if dataset.labelled is None else int((~labelled).sum()),  # else a partition decides
         "classes": classes,
-        "sites": [_counts(name, dataset.site == number, labelled, 0) for number, name in enumerate(dataset.sites)],
+        "sites": [_of_site(dataset, number, labelled) for number in range(len(dataset.sites))],
         "mean": dataset.mean,
         "std": dataset.std,
         "flip": dataset.flip,
@@ -171,6 +176,14 @@ def _report(dataset: Dataset, source: sources.Source | None) -> dict[str, Any]:
 def _counts(name: str, members: Any, labelled: Any, test: int) -> dict[str, Any]:
     """Images of one class or site; `labelled` counts those whose label the learner may see."""
     return {"name": name, "train": int(members.sum()), "labelled": int((labelled & members).sum()), "test": test}
+
+
+def _of_site(dataset: Dataset, number: int, labelled: Any) -> dict[str, Any]:
+    own = dataset.site == number
+    tests = 0 if dataset.test_site is None else int((dataset.test_site == number).sum())
+    counts = [int((labelled & own & (dataset.labels == kind)).sum()) for kind in range(len(dataset.classes))]
+    classes = dict(zip(dataset.classes, counts, strict=True))
+    return _counts(dataset.sites[number], own, labelled, tests) | {"classes": classes}
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -197,16 +210,20 @@ def _show(report: dict[str, Any]) -> None:
     console.print(facts, soft_wrap=True)
     for deviation in report["deviations"]:
         console.print(f"  {escape(deviation)}", soft_wrap=True)
-    console.print(_table("class", report["classes"], ["labelled" if own_labels else "train", "test"]))
+    columns = ["labelled" if own_labels else "train", "test"]
+    console.print(
+        _table("class", columns, [(row["name"], [row[name] for name in columns]) for row in report["classes"]])
+    )
     if report["sites"]:
-        console.print(_table("site", report["sites"], ["train", "labelled"]))
+        console.print(f"\nwho has what: {columns[0]} images of each class at each site")
+        console.print(_of_sites(report["sites"]))
     for note in report["notes"]:
         console.print(f"note: {escape(note)}", soft_wrap=True)
     if report.get("damaged"):
         console.print(f"damaged files: {len(report['damaged']):,}")
         for line in report["damaged"]:
             console.print(f"  {escape(line)}", soft_wrap=True)
-        console.print("Mend or remove them; training with --skip-damaged leaves them out.")
+        console.print("Mend or remove them; --skip-damaged, or skip_damaged=1 in the name below, leaves them out.")
     if "suggestion" in report:
         _show_suggestion(report["suggestion"], console)
 
@@ -227,13 +244,22 @@ def _most(counts: dict[str, int], shown: int = 3) -> str:
     return ", ".join(told) + (f", {sum(rest):,} of {len(rest):,} other sizes" if rest else "")
 
 
-def _table(what: str, rows: list[dict[str, Any]], columns: list[str]) -> Table:
+def _of_sites(sites: list[dict[str, Any]]) -> Table:
+    """Labelled images by class and site, and the unlabelled ones; the longer of the two goes down the page."""
+    kinds, names = [*sites[0]["classes"], "unlabelled"], [site["name"] for site in sites]
+    counts = [[*site["classes"].values(), site["train"] - site["labelled"]] for site in sites]
+    if len(names) > len(kinds):
+        return _table("site", kinds, zip(names, counts, strict=True))
+    return _table("class", names, zip(kinds, zip(*counts, strict=True), strict=True))
+
+
+def _table(what: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[int]]]) -> Table:
     """A row of counts for each class or site."""
     table = Table(what)
     for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(escape(row["name"]), *(f"{row[column]:,}" for column in columns))
+        table.add_column(escape(column), justify="right")
+    for name, counts in rows:
+        table.add_row(escape(name), *(f"{count:,}" for count in counts))
     return table
 
 

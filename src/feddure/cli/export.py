@@ -14,7 +14,7 @@ def export(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT", help="safetensors, onnx or torchscript; default: by --out's ending."
+            "--format", metavar="FORMAT", help="safetensors, onnx or torchscript; default: by --out's ending, or onnx."
         ),
     ] = None,
     out: Annotated[
@@ -37,7 +37,7 @@ def export(
     Examples:
 
     ```text
-    feddure export runs/demo --format onnx       # writes runs/demo/demo.onnx
+    feddure export runs/demo                     # writes runs/demo/demo.onnx
     feddure export runs/demo --out clothes.pt    # TorchScript
     feddure export runs/demo --out clothes.onnx --force
     ```

@@ -31,9 +31,9 @@ def reader(data_dir: Path | None, say: Say, skip_damaged: bool = False) -> "Call
             if found.shorter_side is not None and not stated and found.shorter_side >= 2 * dataset.shape[0]:
                 side = dataset.shape[0]
                 say(f"  read at {side} × {side} pixels, the files are larger: `feddure data check` suggests a size")
-            if found.damaged:
-                say(f"  damaged files that are left out: {len(found.damaged):,}")
-                for line in found.damaged:
+            if dataset.damaged:
+                say(f"  damaged files that are left out: {len(dataset.damaged):,}")
+                for line in dataset.damaged:
                     say(f"    {line}")
         return dataset
 
@@ -66,17 +66,21 @@ def say_plan(
     say(f"trains {names}{each} {_size(first, dataset, made)}: {_duration(times, runs)}")
 
 
-def suggestion(name: str, dataset: "Dataset", found: sources.Found) -> dict[str, Any]:
-    """What to train on own images and the two commands for it."""
+def as_trained(name: str) -> str:
+    """The name under which `run` reads own images: with a size and channels that suit the files and the machine."""
     import torch
 
     from feddure import recommended
+
+    return recommended.fitted_to_files(name, torch.cuda.is_available())
+
+
+def suggestion(name: str, dataset: "Dataset") -> dict[str, Any]:
+    """What to train on own images, read as `as_trained` names them, and the two commands for it."""
+    from feddure import recommended
     from feddure.simulation import estimate
 
-    fitted = recommended.fitted_to_files(name, torch.cuda.is_available())
-    if fitted != name:
-        name, dataset = fitted, _resized(dataset, sources.options_of(fitted))
-    if found.damaged:
+    if dataset.damaged:  # or else the command would be refused
         name = sources.with_options(name, skip_damaged=1)
     try:
         experiment, _ = recommended.load(None, None, {"dataset": name}, (), lambda _: dataset, lambda _: None)
@@ -129,23 +133,3 @@ def _duration(times: Sequence[float | None], runs: float = 1) -> str:
     if len(known) < len(times):
         return "the time that is left is shown after the first rounds"
     return f"{estimate.in_words(runs * sum(known))} on this CPU"
-
-
-def _resized(dataset: "Dataset", options: sources.Options) -> "Dataset":
-    """Images of that shape: enough to measure time by, not to train on."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    rows, channels = np.arange(options.size) * dataset.shape[0] // options.size, options.channels
-
-    def resize(images: np.ndarray) -> np.ndarray:
-        return images[:, rows][:, :, rows][..., :channels]
-
-    return replace(
-        dataset,
-        images=resize(dataset.images),
-        test_images=resize(dataset.test_images),
-        mean=dataset.mean[:channels],
-        std=dataset.std[:channels],
-    )

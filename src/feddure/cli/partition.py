@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -101,7 +103,8 @@ def partition(
     plugins.allow(dataset)
     images = sources.load(sources.resolve(dataset), data_dir, progress=not as_json)
     expect_clients(clients, setting, images)
-    made = make(images, options, seed)
+    with _named_options():
+        made = make(images, options, seed)
     if plot is not None:
         # Drawn before anything is written; matplotlib is slow to import, so only where it is needed.
         from feddure.reports import partition_figure as bubbles
@@ -121,14 +124,22 @@ def partition(
 
 
 def _options(**fields: Any) -> config.PartitionOptions:
-    """Options of the command as the section of a configuration, with errors that name the options."""
+    """Options of the command as the section of a configuration."""
     from feddure import experiments
 
-    try:
+    with _named_options():
         return experiments.build({"partition": fields, "clients_per_round": 1}).partition
+
+
+@contextmanager
+def _named_options() -> Iterator[None]:
+    """Errors that name fields name this command's options."""
+    try:
+        yield
     except ConfigError as error:
-        named = re.sub(r"\bpartition\.(\w+)", lambda found: "--" + found[1].replace("_", "-"), str(error))
-        raise ConfigError(named) from None
+        once = re.sub(r"(--\w+ \S+) \(partition\.\w+\)", r"\1", str(error))
+        field = r"(?:--set )?\bpartition\.(\w+)(?:=true)?"
+        raise ConfigError(re.sub(field, lambda found: "--" + found[1].replace("_", "-"), once)) from None
 
 
 def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:

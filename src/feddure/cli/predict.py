@@ -48,29 +48,34 @@ def predict(
     """Say what is on images: the most probable classes with their probabilities.
 
     Files become pixels by the rule of training's own folders, in the model's size and channels. A file that is no
-    image is named on standard error, the others go on, and the exit code is 1.
+    image is named on standard error, the others go on, and the exit code is 1. Where a folder's sub-folders are called
+    as the model's classes, it also says how good the model is: accuracy, sensitivity and specificity.
 
     Examples:
 
     ```text
     feddure predict runs/demo shirt.png boot.jpg
     feddure predict clothes.onnx photos/ --top 1 --csv photos.csv
+    feddure predict runs/demo test/                     # test/CLASS/: also how good the model is
     feddure predict runs/demo photos/ --json | jq 'select(.probability < 0.5)'
     ```
     """
     from feddure.serving.load import load_model  # torch takes seconds: only when it is needed
-    from feddure.serving.predict import classify, find_images
+    from feddure.serving.predict import classify, evaluate, find_images
 
     expect_writable(csv_file, "--csv")
-    files = find_images(images)
     trained = load_model(model, device=device, model=which, allow_modules=allow_modules)
+    files = find_images(images)
     found = []
     for prediction in classify(trained, files, batch, progress=not as_json):  # a bar would take over standard output
         found.append(prediction)
         if as_json:
             print(json.dumps(_record(prediction, top)), flush=True)
+    evaluation = evaluate(found, images, trained.classes)
     if not as_json:
         _show(found, top)
+    if evaluation is not None:
+        print(json.dumps({"evaluation": evaluation})) if as_json else _show_evaluation(evaluation, len(found))
     if csv_file is not None:
         make_folder_of(csv_file, "--csv")
         _write_csv(csv_file, found, trained.classes)
@@ -101,6 +106,27 @@ def _show(found: Sequence["Prediction"], top: int) -> None:
         if not console.is_terminal:
             console.width = WIDE
         console.print(table)
+
+
+def _show_evaluation(found: dict[str, Any], files: int) -> None:
+    console = plain_console()
+    console.print(f"\n{found['images']:,} of {files:,} files lie in a folder of their class")
+    console.print(f"accuracy {_share(found, 'accuracy')}")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("class", "images", "sensitivity", "specificity"):
+        table.add_column(column, justify="left" if column == "class" else "right", no_wrap=column != "class")
+    for row in found["classes"]:
+        cells = row["class"], f"{row['images']:,}", _share(row, "sensitivity"), _share(row, "specificity")
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    console.print("in brackets: 95 % intervals (Wilson)")
+
+
+def _share(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "no image"
+    low, high = row[f"{name}_interval"]
+    return f"{100 * row[name]:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _write_csv(path: Path, found: Iterable["Prediction"], classes: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console
+from feddure.errors import FeddureWarning
 
 
 def run(
@@ -49,8 +51,10 @@ def run(
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
         from feddure import api, experiments, methods, plugins, recommended
-        from feddure.data.partition import expect_clients
-        from feddure.simulation import program, runs
+        from feddure.data import partition
+        from feddure.simulation import runs
+        from feddure.simulation.engine import Engine
+        from feddure.simulation.federation import Federation
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
@@ -60,25 +64,32 @@ def run(
     )
     if resume and preset is None and file is None:
         file = runs.config_to_resume(out)
+    experiments.expect_given(preset, file, changes, sets or ())
     read = own_images.reader(data_dir, console.print, skip_damaged)
     experiment, looked_at = recommended.load(preset, file, changes, sets or (), read, console.print, allow_modules)
     experiment = own_images.recorded(experiment, skip_damaged)
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else experiments.default_folder(experiment)
+    runs.check_folder(experiment, folder, resume)
+    begun, finished_before = runs.read_config(folder) is not None, runs.is_finished(folder)
+    if not finished_before:
+        methods.make(experiment)  # reading images may take long
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
-    expect_clients(clients, experiment.partition.setting, images)
-    runs.check_folder(experiment, folder, resume)
-    finished_before = runs.is_finished(folder)
-    if not finished_before:
-        methods.make(experiment)  # mistakes before a folder is named
-        program.new_module(experiment, images)
+    partition.expect_clients(clients, experiment.partition.setting, images)
+    engine = None
+    if not begun:  # what cannot be run is refused before a folder is named
+        engine = Engine(experiment.engine)
+        made = partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FeddureWarning)  # the run says it
+            Federation(experiment, images, made, engine)
     console.print(f"run folder: {folder}")
     console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
     if not resume and not folder.exists():
         own_images.say_plan([experiment], images, console.print)
     try:
-        finished = runs.execute(experiment, images, folder, resume, observers=observers)
+        finished = runs.execute(experiment, images, folder, resume, observers=observers, engine=engine)
     except runs.Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None

@@ -207,9 +207,9 @@ def _divide(classes: np.ndarray, gamma: float, *key: rng.Key) -> np.ndarray:
         if min(len(first), len(second)) >= even / 2:
             return np.array(first + second)
     raise ConfigError(
-        f"--setting pairs (partition.setting): in {TRIES} draws with --gamma {gamma:g} (partition.gamma) one of two "
-        f"clients always had less than a quarter of their {len(classes)} images; raise --gamma, or ask for fewer "
-        "--clients or more images"
+        f"--setting pairs (partition.setting): in {TRIES} draws with partition.gamma={gamma:g} one of two "
+        f"clients always had less than a quarter of their {len(classes)} images; raise it, or ask for fewer --clients "
+        "or more images"
     )
 
 
@@ -222,11 +222,11 @@ def _labels_needed(
     per_client, fraction = labels_per_class(dataset, options), options.label_fraction
     if per_client is not None:
         needed = [per_client * clients] * classes
-        name = f"--labels-per-class {per_client} (partition.labels_per_class)"
+        name = f"partition.labels_per_class={per_client}"
     elif fraction is not None:
         share, rest = divmod(round(fraction * images), classes)
         needed = [share + (number < rest) for number in range(classes)]
-        name = f"--label-fraction {fraction:g} (partition.label_fraction)"
+        name = f"partition.label_fraction={fraction:g}"
     else:
         needed = available
         name = f"--clients {clients} (partition.clients)"
@@ -265,6 +265,6 @@ def _advice(dataset: Dataset, options: config.PartitionOptions, clients: int, av
     if options.label_fraction is not None and labels >= clients:
         return f"lower it to at most {labels * 1_000_000 // images / 1_000_000:g}"
     return (
-        "ask for fewer --clients, for fewer labels (--labels-per-class, --label-fraction), or use labelled images as "
-        "unlabelled ones too (partition.labelled_as_unlabelled)"
+        "ask for fewer --clients, for fewer labels (--set partition.labels_per_class or partition.label_fraction), or "
+        "use labelled images as unlabelled ones too (--set partition.labelled_as_unlabelled=true)"
     )

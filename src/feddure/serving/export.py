@@ -36,8 +36,8 @@ def export(
     """Write the model of a run (or of a safetensors file) as safetensors, ONNX or TorchScript; returns the file.
 
     `model` is "averaged", "last" or "auto", as in `load_model`. Without `out` the file lies in the run's folder, or
-    beside the given file, and has its name; without `format` the ending of `out` decides. `allow_modules` is as in
-    `load_model`.
+    beside the given file, and has its name; without `format` the ending of `out` decides, and without both it is ONNX.
+    `allow_modules` is as in `load_model`.
     """
     source = Path(source)
     kind = _format(format, None if out is None else Path(out))
@@ -122,7 +122,7 @@ def _forget_origin(graph: Any) -> None:
 def _format(given: str | None, out: Path | None) -> str:
     names = ", ".join(SUFFIXES)
     meant = next((kind for kind, suffix in SUFFIXES.items() if out is not None and out.suffix.lower() == suffix), None)
-    if given is None and meant is None:
+    if given is None and meant is None and out is not None:
         raise ConfigError(
             f"no format: give --format ({names}), or an --out that ends in {', '.join(SUFFIXES.values())}"
         )
@@ -133,7 +133,7 @@ def _format(given: str | None, out: Path | None) -> str:
             f"{out}: the ending means {meant}, but --format {given} was given; end it in {SUFFIXES[given]}, "
             "or leave out --format"
         )
-    return str(given or meant)
+    return given or meant or "onnx"
 
 
 def _default_target(source: Path, kind: str) -> Path:

@@ -106,16 +106,19 @@ def test_folders_made_on_a_mac_have_the_same_classes_and_sites(tmp_path):
 
 def write_deep(root: Path, white: int) -> Path:
     """16-bit files whose brightest value is `white`, and one of 8 bits."""
-    for place in ("labelled/ant/1", "labelled/bee/1", "unlabelled/1", "test/ant/1"):
+    for number, place in enumerate(("labelled/ant/1", "labelled/bee/1", "unlabelled/1", "test/ant/1")):
         (root / place).parent.mkdir(parents=True)
-        Image.fromarray(np.linspace(0, white, 64).reshape(8, 8).astype(np.uint16)).save(root / f"{place}.png")
+        values = np.roll(np.linspace(0, white, 64), number).reshape(8, 8).astype(np.uint16)
+        Image.fromarray(values).save(root / f"{place}.png")
     paint(root / "test" / "bee" / "1.png", (40, 40, 40))
     return root
 
 
 def test_twelve_bit_images_are_scaled_where_the_user_says_so(tmp_path):
     name = f"folder:{write_deep(tmp_path, 4095)}?size=8&channels=1"
-    with pytest.warns(FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*: were they 12-bit\?.*depth=12") as noted:
+    with pytest.warns(
+        FeddureWarning, match=r"4 16-bit image.* up to 4,095 .*ant/1.png.*: were they 12-bit\?.*depth=12"
+    ) as noted:
         assert sources.load(name).images.max() == 16
     assert len(noted) == 1
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ def save(path: Path, image: Image.Image, **options: object) -> Path:
 
 
 def read(path: Path, size: int, channels: int) -> np.ndarray:
-    return images.read(path, Rule(size, channels))
+    return images.read(path, Rule(size, channels))[0]
 
 
 def noise(size: int, seed: int = 0) -> Image.Image:

@@ -188,8 +188,10 @@ def test_damaged_files_are_named_or_skipped(tmp_path, monkeypatch):
         (tmp_path / "ant" / f"{number}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"ant/0.png: is not an image[^$]*4 more files\n7 files[^$]*--skip-damaged"):
         read(tmp_path)
-    dataset, found = read(tmp_path, "?size=8&skip_damaged=1")
-    assert [text.partition(":")[0] for text in found.damaged] == [str(tmp_path / "ant" / f"{n}.png") for n in range(7)]
+    dataset, _ = read(tmp_path, "?size=8&skip_damaged=1")
+    assert [text.partition(":")[0] for text in dataset.damaged] == [
+        str(tmp_path / "ant" / f"{n}.png") for n in range(7)
+    ]
     assert len(dataset.images) + len(dataset.test_images) == 23
     with pytest.warns(FeddureWarning, match="7 damaged files are left out:\n.*ant/0.png"):
         sources.load(f"folder:{tmp_path}?size=8&skip_damaged=1")
@@ -215,7 +217,7 @@ def test_any_file_name(tmp_path):
     assert len(read(tmp_path / "all.csv", "?size=8&test=0")[0].images) == 18
     (tmp_path / "ant" / "new\nline.png").write_bytes(b"no image")
     (tmp_path / "bee" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"no image")
-    damaged = read(tmp_path, "?size=8&skip_damaged=1")[1].damaged
+    damaged = read(tmp_path, "?size=8&skip_damaged=1")[0].damaged
     assert [text.splitlines() for text in damaged] == [[text] for text in damaged]  # a line each
     assert "café" in damaged[1]
 

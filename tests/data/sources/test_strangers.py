@@ -28,7 +28,7 @@ from feddure.data.sources.images import Rule, Unreadable, read
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[3]) * 2**20,) * 2)
 try:
-    print("read", read(sys.argv[1], Rule(int(sys.argv[2]), 3)).shape)
+    print("read", read(sys.argv[1], Rule(int(sys.argv[2]), 3))[0].shape)
 except Unreadable as problem:
     print(problem)
 """
@@ -69,7 +69,7 @@ def test_of_a_long_image_the_middle_counts(tmp_path):
     pixels = np.zeros((4, 400, 3), dtype=np.uint8)
     pixels[:, 199:201] = 255
     Image.fromarray(pixels).save(tmp_path / "long.png")
-    found = images.read(tmp_path / "long.png", images.Rule(4, 3))
+    found, _ = images.read(tmp_path / "long.png", images.Rule(4, 3))
     assert found[:, 1:3].min() > 200
     assert found[:, 0].max() < 60
 
@@ -111,7 +111,7 @@ def test_other_formats_are_not_even_tried(tmp_path, monkeypatch, kind):
 def test_whole_files_are_read_and_cut_ones_refused(tmp_path, kind):
     path = tmp_path / "image"
     Image.effect_noise((50, 40), 60).convert("RGB").save(path, kind)
-    assert images.read(path, images.Rule(8, 3)).shape == (8, 8, 3)
+    assert images.read(path, images.Rule(8, 3))[0].shape == (8, 8, 3)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(images.Unreadable):
         images.read(path, images.Rule(8, 3))

@@ -60,10 +60,10 @@ def register(name: str, function: Callable[..., Dataset]) -> None:
 
 def load(name: str, data_dir: Path | None = None, progress: bool = False) -> Dataset:
     """The data set of this name; `data_dir` is where downloaded ones live. A warning lists files that were left out."""
-    dataset, found = read(name, data_dir, progress)
-    if found is not None and found.damaged:
-        listed = "\n".join(found.damaged)
-        warnings.warn(f"{len(found.damaged):,} damaged files are left out:\n{listed}", FeddureWarning, stacklevel=2)
+    dataset, _ = read(name, data_dir, progress)
+    if dataset.damaged:
+        listed = "\n".join(dataset.damaged)
+        warnings.warn(f"{len(dataset.damaged):,} damaged files are left out:\n{listed}", FeddureWarning, stacklevel=2)
     return dataset
 
 
@@ -79,10 +79,18 @@ def read(
     if not colon:
         return find_source(name).load(data_dir, progress), None
     if kind == "folder":
-        return folder.read(rest, progress, skip_damaged)
+        return _noted(*folder.read(rest, progress, skip_damaged))
     if kind == "npz":
-        return npz.read(rest, progress)
+        return _noted(*npz.read(rest, progress))
     return _call(plugins.find(name, "data set", (*_SOURCES, *FORMS[:2]), DataError), name, data_dir), None
+
+
+def _noted(dataset: Dataset, found: Found) -> tuple[Dataset, Found]:
+    """A warning for each kind of repeated images that would mislead whoever trains."""
+    for repeat in found.repeats:
+        if repeat.misleads:
+            warnings.warn(repeat.sentence(), FeddureWarning, stacklevel=3)
+    return dataset, found
 
 
 def resolve(name: str, skip_damaged: bool = False) -> str:

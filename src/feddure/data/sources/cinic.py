@@ -17,9 +17,9 @@ from feddure.data.sources.base import Download, File, Source, cache_dir, missing
 from feddure.data.sources.cifar import CIFAR10
 from feddure.data.sources.images import Rule, decode
 from feddure.data.sources.layouts import entries
-from feddure.data.sources.own import refuse_damaged, shown
+from feddure.data.sources.own import refuse_damaged
 from feddure.errors import DataError, FeddureWarning
-from feddure.files import write_whole
+from feddure.files import shown, write_whole
 
 MEAN = (0.47889522, 0.47227842, 0.43047404)
 STD = (0.24205776, 0.23828046, 0.25874835)

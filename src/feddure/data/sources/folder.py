@@ -6,15 +6,17 @@ and standard deviation are measured on the training images.
 
 import statistics
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
-from feddure.data.sources import npz
+from feddure.data.sources import npz, repeats
 from feddure.data.sources.images import decode, headers
 from feddure.data.sources.layouts import EXPECTED, File, is_table, look
-from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged, shown
+from feddure.data.sources.own import Found, Options, Split, choose_tests, parse, refuse_damaged
 from feddure.errors import DataError
+from feddure.files import shown
 
 ALL_LABELLED = (
     "every training image has a label, and all are used; --set partition.label_fraction=0.1, say, uses a tenth of them "
@@ -41,8 +43,8 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
         )
     whole = [number for number in range(len(every)) if number not in decoded.problems]
     files, pixels = [every[number] for number in whole], decoded.images[whole] if damaged else decoded.images
-    dataset, split = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)
-    dataset = _expect_classes(dataset, damaged)
+    dataset, split, names = _assemble(f"folder:{where}", files, pixels, listing.classes, listing.sites, options)
+    dataset = replace(_expect_classes(dataset, damaged), damaged=tuple(damaged))
     sizes = Counter(decoded.sizes[number] for number in whole)
     remarks = listing.remarks
     if dataset.labelled is not None and dataset.labelled.all():
@@ -52,10 +54,10 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
         tuple(remarks),
         split,
         dict(listing.ignored.most_common()),
-        tuple(damaged),
         {f"{width}×{height}": number for (width, height), number in sizes.most_common()},
         dict(Counter(decoded.modes[number] for number in whole).most_common()),
         round(statistics.median(min(decoded.sizes[number]) for number in whole)),
+        tuple(repeats.find(dataset, names)),
     )
 
 
@@ -75,7 +77,8 @@ def _assemble(
     classes: tuple[str, ...],
     sites: tuple[str, ...],
     options: Options,
-) -> tuple[Dataset, Split | None]:
+) -> tuple[Dataset, Split | None, list[str]]:
+    """The data set, the split where one was made, and the names of the files in the order of the data set."""
     number: dict[str | None, int] = {kind: position for position, kind in enumerate(classes)}
     number[None] = UNKNOWN
     labels = np.array([number[file.kind] for file in files], dtype=np.int64)
@@ -102,7 +105,9 @@ def _assemble(
         flip=bool(options.flip),
         test_site=None if site is None or (site[tests] == UNKNOWN).all() else site[tests],
     )
-    return dataset, split
+    order = np.arange(len(files))
+    names = [shown(files[image].path) for image in np.concatenate([order[training], order[tests]])]
+    return dataset, split, names
 
 
 def _expect_classes(dataset: Dataset, damaged: list[str]) -> Dataset:

@@ -33,7 +33,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from feddure.errors import DataError, FeddureWarning
-from feddure.files import open_regular
+from feddure.files import open_regular, shown
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".bmp", ".gif", ".webp")
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"BM", b"GIF8", b"RIFF")
@@ -74,9 +74,10 @@ class Rule:
     depth: int = FULL_DEPTH
 
 
-def read(path: str | PathLike[str], rule: Rule) -> np.ndarray:
-    """The image as uint8 [size, size, channels]."""
-    return _read(path, rule)[0]
+def read(path: str | PathLike[str], rule: Rule) -> tuple[np.ndarray, int]:
+    """The image as uint8 [size, size, channels], and its brightest value for `note_narrow`."""
+    pixels, peak, _, _ = _read(path, rule)
+    return pixels, peak
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def decode(paths: Sequence[Path], rule: Rule, description: str, progress: bool =
                 advance(1)
         finally:
             threads.shutdown(cancel_futures=True)  # or Ctrl-C would wait for every part
-    _note_narrow(peaks, rule)
+    note_narrow(paths, peaks, rule, "Say so with folder:PATH?depth={bits}, or convert them")
     return found
 
 
@@ -242,16 +243,21 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def _note_narrow(peaks: np.ndarray, rule: Rule) -> None:
-    """Say so where 16-bit files look like images of fewer bits: unscaled they are nearly black."""
-    narrow = peaks[(peaks > 0) & (peaks < 2**FULL_DEPTH // 4)]
-    if rule.depth < FULL_DEPTH or not len(narrow):
+def note_narrow(paths: Sequence[Path], peaks: Sequence[int] | np.ndarray, rule: Rule, advice: str) -> None:
+    """Say so where 16-bit files look like images of fewer bits: unscaled they are nearly black.
+
+    `peaks` has each file's brightest value, 0 where it is not of 16-bit grey; `advice` may hold {bits}.
+    """
+    narrow = [number for number, peak in enumerate(peaks) if 0 < peak < 2**FULL_DEPTH // 4]
+    if rule.depth < FULL_DEPTH or not narrow:
         return
-    bits = int(narrow.max()).bit_length()
+    most = int(max(peaks[number] for number in narrow))
+    bits = most.bit_length()
     bits += bits % 2  # detectors have 10, 12 or 14
+    first = ", ".join(shown(paths[number]) for number in narrow[:2])
     warnings.warn(
-        f"{len(narrow):,} 16-bit image(s) use less than a quarter of the range (values up to {narrow.max():,} of "
-        f"65,535) and become nearly black: were they {bits}-bit? Say so with folder:PATH?depth={bits}, or convert them",
+        f"{len(narrow):,} 16-bit image(s) use less than a quarter of the range (values up to {most:,} of 65,535) and "
+        f"become nearly black, such as {first}: were they {bits}-bit? {advice.format(bits=bits)}",
         FeddureWarning,
         stacklevel=3,
     )

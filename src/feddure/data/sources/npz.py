@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from feddure.data.dataset import UNKNOWN, Dataset, check
+from feddure.data.sources import repeats
 from feddure.data.sources.layouts import composed
 from feddure.data.sources.own import Found, Split, choose_tests, parse
 from feddure.errors import DataError
@@ -46,7 +47,7 @@ def read(where: str, progress: bool = False) -> tuple[Dataset, Found]:
                 "every training image has a label, of which the partition uses some: 5 a class and client, or what "
                 "--set partition.labels_per_class or partition.label_fraction says"
             )
-        return dataset, Found(layout, tuple(remarks), split)
+        return dataset, Found(layout, tuple(remarks), split, repeats=tuple(repeats.find(dataset)))
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 

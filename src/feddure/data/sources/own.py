@@ -19,8 +19,8 @@ import numpy as np
 from feddure import rng
 from feddure.data.dataset import UNKNOWN
 from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH, MOST_PROBLEMS, Rule
+from feddure.data.sources.repeats import Repeat
 from feddure.errors import DataError
-from feddure.files import readable
 
 TEST_SHARE = 0.2
 _WHOLE, _SHARE = "-?[0-9]{1,9}", "-?[0-9]{0,3}(?:[.][0-9]{1,9})?"
@@ -67,10 +67,10 @@ class Found:
     remarks: tuple[str, ...] = ()  # what was done with parts of them
     split: Split | None = None
     ignored: Mapping[str, int] = field(default_factory=dict)  # files that are no images, by their ending
-    damaged: tuple[str, ...] = ()  # "path: reason" of what was left out
     sizes: Mapping[str, int] = field(default_factory=dict)  # files by width × height, the most frequent first
     modes: Mapping[str, int] = field(default_factory=dict)  # by Pillow's mode
     shorter_side: int | None = None  # the median of the files'
+    repeats: tuple[Repeat, ...] = ()
 
     def sentences(self) -> list[str]:
         """What a person should know before these images are trained on; damaged files apart."""
@@ -154,8 +154,3 @@ def refuse_damaged(problems: list[str], advice: str) -> DataError:
         "1 file is damaged or no image" if len(problems) == 1 else f"{len(problems):,} files are damaged or no images"
     )
     return DataError("\n".join([*problems[:MOST_PROBLEMS], *more, f"{count}: {advice}"]))
-
-
-def shown(path: Path | str) -> str:
-    """A path in one line that any terminal and file can hold."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in readable(path))
