@@ -1,7 +1,6 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
 import shlex
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console
-from feddure.errors import FeddureWarning
 
 
 def run(
@@ -53,8 +51,6 @@ def run(
         from feddure import api, experiments, methods, plugins, recommended
         from feddure.data import partition
         from feddure.simulation import runs
-        from feddure.simulation.engine import Engine
-        from feddure.simulation.federation import Federation
         from feddure.tracking import tracker
         from feddure.tracking.console import summary_table
 
@@ -71,30 +67,26 @@ def run(
     plugins.expect_allowed(*experiment.modules)  # before a data set is downloaded
     folder = out if out is not None else experiments.default_folder(experiment)
     runs.check_folder(experiment, folder, resume)
-    begun, finished_before = runs.read_config(folder) is not None, runs.is_finished(folder)
+    finished_before = runs.is_finished(folder)
     if not finished_before:
         methods.make(experiment)  # reading images may take long
     observers = tracker.trackers(options.names("--track", track), folder)
     images = looked_at or read(experiment.dataset)
     partition.expect_clients(clients, experiment.partition.setting, images)
-    engine = None
-    if not begun:  # what cannot be run is refused before a folder is named
-        engine = Engine(experiment.engine)
-        made = partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FeddureWarning)  # the run says it
-            Federation(experiment, images, made, engine)
-    console.print(f"run folder: {folder}")
-    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
-    if not resume and not folder.exists():
-        own_images.say_plan([experiment], images, console.print)
+
+    def started() -> None:
+        console.print(f"run folder: {folder}")
+        console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+        if not resume and not folder.exists():
+            own_images.say_plan([experiment], images, console.print)
+
     try:
-        finished = runs.execute(experiment, images, folder, resume, observers=observers, engine=engine)
+        finished = runs.execute(experiment, images, folder, resume, observers=observers, started=started)
     except runs.Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None
     if finished_before:
-        console.print("the run is finished already; nothing was trained")
+        console.print(f"{folder}: the run is finished already; nothing was trained")
     Console().print(summary_table(finished))
     plain_console().print(f"report: {folder / runs.REPORT_FILE}")
     for name, place in tracker.places(folder):

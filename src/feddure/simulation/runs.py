@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -62,10 +62,12 @@ def execute(
     observers: Sequence[Observer] = (),
     engine: Engine | None = None,
     resume_command: str = "",
+    started: Callable[[], None] = lambda: None,
 ) -> records.Run:
     """Run an experiment into `folder`; with `resume`, from the folder's last checkpoint.
 
-    Runs one after the other can share an engine, and with it what was compiled.
+    Runs one after the other can share an engine, and with it what was compiled. `started` is called once it is known
+    that the run can be, before anything is written.
     """
     resume_command = resume_command or how_to_resume(folder, experiment)
     expect_unlocked(folder)
@@ -78,6 +80,7 @@ def execute(
     federation = Federation(experiment, dataset, _partition(experiment, dataset, folder), engine, resumes)
     if note := federation.server.note():
         warnings.warn(note, FeddureWarning, stacklevel=2)
+    started()
     with lock(folder), ExitStack() as closing:
         if not resume:
             check_folder(experiment, folder, resume)  # another process may have been here meanwhile
