@@ -19,16 +19,17 @@ def test_few_images_on_a_cpu():
     found = sizes()
     assert found["partition.setting"] == "sites"
     assert found["model"] == "resnet9-slim"
-    assert (found["clients_per_round"], found["local_steps"], found["rounds"]) == (3, 20, 100)
+    assert (found["clients_per_round"], found["local_steps"], found["rounds"]) == (3, 20, 150)
     assert experiments.load("recommended", changes=found).method == "fedtutor"
 
 
 @pytest.mark.parametrize(
     ("size", "given", "expected"),
     [
-        ({"sites": 25}, {}, {"clients_per_round": 10, "rounds": 30}),
-        ({"unlabelled": 1800}, {}, {"local_steps": 30, "rounds": 66}),
-        ({"unlabelled": 90_000}, {}, {"local_steps": 45, "rounds": 44}),
+        ({"sites": 25}, {}, {"clients_per_round": 10, "rounds": 90}),
+        ({"unlabelled": 1800}, {}, {"local_steps": 30, "rounds": 150}),
+        ({"unlabelled": 90_000}, {}, {"local_steps": 45, "rounds": 133}),
+        ({"sites": 10, "unlabelled": 90_000}, {}, {"local_steps": 45, "rounds": 40}),
         ({"unlabelled": 0}, {}, {"local_steps": 20, "partition.labelled_as_unlabelled": True}),
         ({"unlabelled": 0, "labelled": 3000}, {}, {"local_steps": 45}),
         ({"unlabelled": 2, "sites": 0}, {}, {"partition.labelled_as_unlabelled": True}),
@@ -44,8 +45,8 @@ def test_few_images_on_a_cpu():
         ({"sites": 0, "labelled": 5000}, {}, {"partition.clients": 10}),
         ({}, {"partition.setting": "dir-dir"}, {"partition.clients": 3}),
         ({}, {"partition.setting": "dir-dir", "partition.clients": 6}, {"clients_per_round": 6}),
-        ({}, {"local_steps": 50}, {"local_steps": 50, "rounds": 40}),
-        ({}, {"local_steps": "epoch", "unlabelled_batch": "auto"}, {"rounds": 100}),
+        ({}, {"local_steps": 50}, {"local_steps": 50, "rounds": 120}),
+        ({}, {"local_steps": "epoch", "unlabelled_batch": "auto"}, {"rounds": 150}),
         ({}, {"rounds": 7}, {"rounds": 7, "evaluate_every": 1}),
     ],
 )
