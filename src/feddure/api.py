@@ -126,7 +126,7 @@ def run(
     >>> done.summary.rounds
     1
     """
-    if resume and preset is None and config_file is None:
+    if resume and (out is None or (preset is None and config_file is None)):
         config_file = runs.config_to_resume(None if out is None else Path(out))
     changes = experiments.by_key(
         dataset=data_name(dataset),

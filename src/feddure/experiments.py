@@ -130,8 +130,8 @@ def expect_given(preset: str | None, file: Path | None, changes: Mapping[str, An
     """Refuse what nobody asked for: the fields' defaults are a study's, which takes hours without a GPU."""
     if preset is None and file is None and not list(sets) and all(value is None for value in changes.values()):
         raise ConfigError(
-            "nothing says what to train: give a preset (--preset demo takes half a minute), or a data set (--dataset "
-            "PATH for your own images)"
+            "nothing says what to train: give a preset (--preset demo takes minutes at most), or a data set "
+            "(--dataset PATH for your own images)"
         )
 
 

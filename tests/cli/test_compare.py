@@ -167,6 +167,8 @@ def test_what_is_refused_leaves_nothing(tmp_path):
 
 def test_folders_that_cannot_be_used(tmp_path):
     refused(RunError, "not empty and holds no comparison", "--methods", "fedavg", "--out", tmp_path)
+    with pytest.raises(ConfigError, match="nothing says what to train"):
+        invoke("--out", tmp_path / "new")
     with pytest.raises(RunError, match="needs the folder of a comparison"):
         invoke("--resume")
     with pytest.raises(RunError, match="nowhere: no comparison is there to resume"):

@@ -86,6 +86,7 @@ def test_damaged_files_are_listed_and_skipped_where_asked(feddure, tmp_path):
     assert report["ignored"] == {".txt": 1}
     assert "skip_damaged=1" in report["suggestion"]["commands"][0]
     assert feddure("data", "check", tmp_path / "scans", "--skip-damaged")[0] == 0
+    assert feddure("data", "check", f"folder:{tmp_path / 'scans'}?skip_damaged=1")[0] == 0
     code, _, err = feddure("run", "--dataset", tmp_path / "scans", *TINY, "--out", "run")
     assert code == 2
     assert "ant/0.png" in err

@@ -125,7 +125,7 @@ def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):
         (["--labels-per-class", 60], "--labels-per-class=60: class "),
         (["--setting", "sites"], "--setting sites: "),
         (["--clients", 10**5, "--labels-per-class", 1], "labels (--labels-per-class or --label-fraction)"),
-        (["--clients", 10**5, "--labels-per-class", 1], "unlabelled ones too (--labelled-as-unlabelled)"),
+        (["--clients", 100, "--label-fraction", 1.0], "lower --label-fraction to at most 0.98"),
     ],
 )
 def test_impossible_requests_name_the_option(arguments, message):

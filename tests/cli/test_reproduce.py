@@ -92,7 +92,9 @@ def test_what_is_measured_is_written_and_what_failed_is_listed(folder, tmp_path,
 
 def test_a_mistake_that_all_cells_share_is_told_once_and_leaves_nothing(tmp_path):
     words = ("--methods", "fedavg,fedavg-matched", "--set", "partition.labels_per_class=4000")
-    with pytest.raises(ConfigError, match=r"^partition.labels_per_class=4000: .*lower it to at most"):
+    with pytest.raises(
+        ConfigError, match=r"^partition.labels_per_class=4000: .*lower partition.labels_per_class to at most"
+    ):
         reproduce("table1", *SMALL, *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,6 +1,7 @@
 """`feddure run`, from the command line to the report, and what it says when it cannot."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +104,13 @@ def test_a_run_is_replayed_from_its_configuration(feddure, data, tmp_path):
 
 
 @pytest.mark.usefixtures("quiet")
+def test_to_resume_takes_the_folder(feddure):
+    code, _, err = feddure("run", "--preset", "demo", "--resume")
+    assert code != 0
+    assert "--resume was given without --out" in err
+    assert not list(Path.cwd().iterdir())
+
+
 def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
     assert feddure("run", "--dataset", data, *SMALL, "--out", "whole")[0] == 0
     with monkeypatch.context() as patch:

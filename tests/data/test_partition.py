@@ -339,7 +339,11 @@ def test_the_hash_depends_on_the_seed_but_not_on_parameters_without_effect():
         ),
         (dataset(), {"labels_per_class": 10}, "0 of 400 images would be left unlabelled, .* at most 9"),
         (dataset(), {"labels_per_class": None, "clients": 41}, "partition.labels_per_class=5: .* fewer --clients"),
-        (dataset(), {**FRACTION, "label_fraction": 1.0}, "partition.label_fraction=1: .* lower it to at most 0.99"),
+        (
+            dataset(),
+            {**FRACTION, "label_fraction": 1.0},
+            "partition.label_fraction=1: .* lower partition.label_fraction to at most 0.99",
+        ),
         (dataset(), {**FRACTION, "label_fraction": 0.005}, "2 of 400 images .* too few for 4"),
         (dataset(), {"label_fraction": 0.1}, "labels_per_class and partition.label_fraction were both given"),
         (dataset(), {"setting": "sites"}, "--setting sites .*'synthetic' does not say which site owns"),

@@ -188,6 +188,15 @@ def test_a_run_without_evaluation_has_a_report(tmp_path, done):
     assert not any("accuracy" in alt for alt in page.pictures)
 
 
+def test_what_makes_results_look_better_stands_before_them(tmp_path):
+    folder = make_run(tmp_path / "run")
+    kept = json.loads((folder / "partition.json").read_text()) | {"notes": ["2 test images train"], "damaged": ["a"]}
+    (folder / "partition.json").write_text(json.dumps(kept))
+    page = page_of(folder)
+    assert page.says("Images: 2 test images train.")
+    assert page.says("Damaged files, left out and listed in partition.json: 1.")
+
+
 def test_a_run_without_partition_or_environment_has_a_report(tmp_path):
     folder = make_run(tmp_path / "run", partition=False)
     (folder / "environment.json").unlink()

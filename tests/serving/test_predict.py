@@ -51,6 +51,7 @@ def test_folders_of_classes_say_how_good_the_model_is(tmp_path):
     found += [Prediction(tmp_path / "tests" / "bee" / "bad.png", (), "is damaged")]
     said = evaluate(found, [tmp_path / "2.png", tmp_path / "tests"], ("ant", "bee", "cow"))
     assert (said["images"], said["accuracy"]) == (11, 9 / 11)
+    assert said["other_folders"] == ["other"]
     ant, bee = said["classes"]
     assert (ant["images"], ant["sensitivity"], ant["specificity"]) == (10, 0.8, 1)
     assert ant["sensitivity_interval"] == pytest.approx([0.4902, 0.9433], abs=1e-4)  # Wilson (1927), 8 of 10

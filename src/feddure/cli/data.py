@@ -111,6 +111,7 @@ def check(
     - `feddure data check cifar10`
     """
     name = sources.resolve(name, skip_damaged)
+    skip_damaged = skip_damaged or (name.startswith("folder:") and sources.options_of(name).skip_damaged == 1)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", FeddureWarning)
         plugins.allow(name)
@@ -128,7 +129,7 @@ def check(
     if as_json:
         _print_json(report)
     else:
-        _show(report)
+        _show(report, skip_damaged)
     if report["official"] is False or (dataset.damaged and not skip_damaged):
         raise typer.Exit(1)
 
@@ -186,7 +187,7 @@ def _of_site(dataset: Dataset, number: int, labelled: Any) -> dict[str, Any]:
     return _counts(dataset.sites[number], own, labelled, tests) | {"classes": classes}
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: dict[str, Any], left_out: bool) -> None:
     console = Console(highlight=False)
     height, width, channels = report["shape"]
     facts = Table("", escape(report["name"]), show_edge=False, box=None)
@@ -220,10 +221,11 @@ def _show(report: dict[str, Any]) -> None:
     for note in report["notes"]:
         console.print(f"note: {escape(note)}", soft_wrap=True)
     if report.get("damaged"):
-        console.print(f"damaged files: {len(report['damaged']):,}")
+        console.print(f"damaged files{', left out' if left_out else ''}: {len(report['damaged']):,}")
         for line in report["damaged"]:
             console.print(f"  {escape(line)}", soft_wrap=True)
-        console.print("Mend or remove them; --skip-damaged, or skip_damaged=1 in the name below, leaves them out.")
+        if not left_out:
+            console.print("Mend or remove them; --skip-damaged, or skip_damaged=1 in the name below, leaves them out.")
     if "suggestion" in report:
         _show_suggestion(report["suggestion"], console)
 

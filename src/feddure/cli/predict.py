@@ -110,7 +110,9 @@ def _show(found: Sequence["Prediction"], top: int) -> None:
 
 def _show_evaluation(found: dict[str, Any], files: int) -> None:
     console = plain_console()
-    console.print(f"\n{found['images']:,} of {files:,} files lie in a folder of their class")
+    console.print(f"\n{found['images']:,} of {files:,} files are in a folder that is called as a class")
+    if others := found["other_folders"]:
+        console.print(f"not counted, as no class is called so: {', '.join(others)}")
     console.print(f"accuracy {_share(found, 'accuracy')}")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("class", "images", "sensitivity", "specificity"):

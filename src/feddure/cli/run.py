@@ -58,7 +58,7 @@ def run(
     changes = experiments.by_key(
         dataset=named, setting=setting, clients=clients, method=method, model=model, init=init, rounds=rounds, seed=seed
     )
-    if resume and preset is None and file is None:
+    if resume and (out is None or (preset is None and file is None)):
         file = runs.config_to_resume(out)
     experiments.expect_given(preset, file, changes, sets or ())
     read = own_images.reader(data_dir, console.print, skip_damaged)

@@ -37,6 +37,7 @@ class Dataset:
     sites: tuple[str, ...] = ()
     site: np.ndarray | None = None  # int64 [N]
     test_site: np.ndarray | None = None  # int64 [M], UNKNOWN where an image is no site's own
+    notes: tuple[str, ...] = ()  # what makes results look better or worse than they are
     damaged: tuple[str, ...] = ()  # "path: reason" of files that gave no image and were left out
     flip: bool = True  # whether views may be mirrored: not where left and right tell classes apart
 

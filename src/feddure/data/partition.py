@@ -260,6 +260,7 @@ def summarise(made: Partition, images: Dataset) -> dict[str, Any]:
         "validation": len(made.validation),
         "unknown": [int((images.labels[indices] == UNKNOWN).sum()) for indices in made.unlabelled],
         "sites": list(images.sites) if made.parameters["setting"] == "sites" else [],
+        "notes": list(images.notes),
         "damaged": list(images.damaged),
     }
 

@@ -239,7 +239,7 @@ def _labels_needed(
         kind = "images" if dataset.labelled is None else "labelled images"
         raise ConfigError(
             f"{name}: class '{dataset.classes[worst]}' has {available[worst]} {kind} but {needed[worst]} "
-            f"labels would be needed; {_advice(dataset, options, clients, available)}"
+            f"labels would be needed; {_advice(dataset, options, clients, available, of_labels=True)}"
         )
     holders = labelled_clients(options, clients) if own_clients else 1
     if sum(needed) < holders:
@@ -255,16 +255,20 @@ def _labels_needed(
     return needed
 
 
-def _advice(dataset: Dataset, options: config.PartitionOptions, clients: int, available: list[int]) -> str:
-    """The largest request of the same kind that can be met."""
+def _advice(
+    dataset: Dataset, options: config.PartitionOptions, clients: int, available: list[int], of_labels: bool = False
+) -> str:
+    """The largest request of the same kind that can be met; what is lacking are labels, or else unlabelled images."""
     images, classes = len(dataset.labels), len(dataset.classes)
     spared = 0 if options.labelled_as_unlabelled else clients
     labels = max(0, min(min(available) * classes, images - spared))
     if labels_per_class(dataset, options) is not None and labels >= clients * classes:
-        return f"lower it to at most {labels // (clients * classes)}"
+        return f"lower partition.labels_per_class to at most {labels // (clients * classes)}"
     if options.label_fraction is not None and labels >= clients:
-        return f"lower it to at most {labels * 1_000_000 // images / 1_000_000:g}"
-    return (
-        "ask for fewer --clients, for fewer labels (--set partition.labels_per_class or partition.label_fraction), or "
-        "use labelled images as unlabelled ones too (--set partition.labelled_as_unlabelled=true)"
+        return f"lower partition.label_fraction to at most {labels * 1_000_000 // images / 1_000_000:g}"
+    fewer = (
+        "ask for fewer --clients, or for fewer labels (--set partition.labels_per_class or partition.label_fraction)"
     )
+    if not of_labels:
+        fewer += ", or use labelled images as unlabelled ones too (--set partition.labelled_as_unlabelled=true)"
+    return fewer

@@ -144,6 +144,10 @@ def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
         if not found.evaluations and found.score.validation_last is None:
             due = min(run.experiment.evaluate_every, run.experiment.rounds)
             note(run, "Not evaluated yet", f"the first evaluation follows round {due}")
+        for text in run.partition.get("notes") or ():
+            note(run, "Images", str(text))
+        if damaged := run.partition.get("damaged"):
+            note(run, "Damaged files, left out and listed in partition.json", f"{len(damaged):,}")
         if found.left_out:
             updates = sum(len(record.get("clients", ())) for record in run.metrics)
             kind = "Updates of sites left out, see Sites" if participation(run) else "Updates left out, not finite"
@@ -170,7 +174,7 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
         (tested, test, percent(score.last10, 1), mean_of),
         (tested and found.evaluations != 1, "Last evaluation", percent(score.last, 1), last),
         (score.ema_last is not None, "Averaged model", percent(score.ema_last10, 1),
-         f"{percent(score.ema_last, 1)} at the last"),
+         f"{mean_of}; {percent(score.ema_last, 1)} at the last"),
         (validated, "Best validation", percent(score.validation_best, 1), best),
         (True, "Rounds", f"{found.rounds:,}", "all done" if run.finished else f"of {run.experiment.rounds:,}"),
         (True, "Local steps", f"{found.local_steps:,}", f"{steps} per client and round"),
@@ -304,7 +308,7 @@ def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
         for number, counts in summary.evaluations(run.metrics, "confusion")[-1:]:
             alt = f"Confusion matrix of {line.label} at round {number}"
             drawn = figures.confusion(counts, _class_names(run))
-            confusions.append(embed(drawn, alt, line.label if len(runs) > 1 else ""))
+            confusions.append(embed(drawn, alt, line.label if len(runs) > 1 else "Confusion matrix of the last model"))
     if len(runs) == 1 and parts:
         title = "Accuracy of each class over the rounds"
         values = pd.DataFrame(dict(shares[0])).T

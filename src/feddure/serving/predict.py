@@ -120,6 +120,7 @@ def evaluate(found: Sequence[Prediction], folders: Sequence[Path], classes: Sequ
     rows = zip(seen, images.tolist(), said["per_class"], said["specificity"], strict=True)
     return {
         "images": len(answers),
+        "other_folders": sorted({true for true, _ in labelled} - known - {""}),
         "accuracy": said["accuracy"],
         "accuracy_interval": _wilson(said["accuracy"], len(answers)),
         "classes": [

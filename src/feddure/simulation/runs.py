@@ -273,7 +273,9 @@ def check_folder(experiment: Experiment, folder: Path, resume: bool) -> None:
         raise RunError(f"{folder}: a run is there already; choose another folder, or resume it (--resume)")
     elif experiments.fingerprint(present) != experiments.fingerprint(experiment):
         different = _differences(present, experiment)
-        raise RunError(f"{folder}: its run has another configuration ({different}); resume without those options")
+        raise RunError(
+            f"{folder}: its run has another configuration ({different}); resume with --out and --resume alone"
+        )
     elif checkpoint.is_of_other_code(experiment, folder):
         warnings.warn(
             f"{folder}: your own code ({experiment.own_code()}) has changed since this run was started; what is there "
@@ -299,7 +301,8 @@ def _write_start(federation: Federation, folder: Path) -> None:
 def _differences(present: Experiment, given: Experiment) -> str:
     one, other = experiments.flat(present), experiments.flat(given)
     keys = experiments.differences([present, given])
-    return ", ".join(f"{key}: {one[key]} there, {other[key]} given" for key in keys)
+    told = [f"{key}: {one.get(key)} there, {other.get(key)} given" for key in keys]
+    return ", ".join([*told[:3], *([f"and {len(told) - 3} more"] if len(told) > 3 else [])])
 
 
 def _partition(experiment: Experiment, dataset: Dataset, folder: Path) -> Partition:

@@ -86,7 +86,14 @@ def prepare(
     for key, value in (changes | experiments.parse_sets(sets)).items():
         if key in ("method", "seed"):
             raise ConfigError(f"{key}={value}: a comparison has several; give {key}s (--{key}s) instead")
-    present = read_plan(folder) if folder is not None and (resume or jobs.is_job()) else None
+    there = read_plan(folder) if folder is not None else None
+    present = there if resume or jobs.is_job() else None
+    if not (methods or resume or present):
+        if there is not None:
+            raise RunError(
+                f"{folder}: a comparison is there already; go on with it by --resume, or name another folder"
+            )
+        experiments.expect_given(preset, file, changes, sets)
     if resume and preset is None and file is None:
         file = config_to_resume(folder)
     experiment, images = recommended.load(preset, file, changes, sets, read, say, allow_modules)

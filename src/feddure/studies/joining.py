@@ -17,8 +17,9 @@ from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
 from feddure.tracking.records import Run
 from feddure.tracking.sites import site_accuracies
-from feddure.tracking.summary import LAST, NOTHING
+from feddure.tracking.summary import NOTHING
 
+REFERENCE = "fedavg-matched"
 TESTS = {"own_mix": "own class mix", "common": "common test set"}
 _MODELS = {"test": "last", "test_ema": "averaged"}
 
@@ -28,6 +29,7 @@ def sites(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         named = run.partition.get("sites") or ()
+        rising = _rises(run)
         for model, kind in _MODELS.items():
             for found in site_accuracies(run.metrics, run.partition, model):
                 unlabelled = sum(run.partition["unlabelled"][found.client])
@@ -38,14 +40,14 @@ def sites(runs: Sequence[Run]) -> pd.DataFrame:
                         "seed": run.experiment.seed,
                         "site": named[found.client] if named else f"client {found.client}",
                         "model": kind,
-                        "evaluations": sum(bool(record.get(model)) for record in run.metrics),
+                        "rising": rising,
                         "labelled": sum(run.partition["labelled"][found.client]),
                         "unlabelled": unlabelled + unknown,
                         "own_mix": None if found.own_mix is None else 100 * found.own_mix,
                         "common": 100 * found.common,
                     }
                 )
-    columns = ["method", "seed", "site", "model", "evaluations", "labelled", "unlabelled", *TESTS]
+    columns = ["method", "seed", "site", "model", "rising", "labelled", "unlabelled", *TESTS]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(TESTS, float))
 
 
@@ -58,8 +60,8 @@ class Joining:
         mine = by_site[by_site["method"] == alone]
         self.pairs: dict[tuple[str, str], pd.DataFrame] = {}  # (method, model) → a row a seed and site that has both
         for (method, model), theirs in by_site[by_site["method"] != alone].groupby(["method", "model"], sort=False):
-            joined = theirs[list(TESTS)].add_suffix("_joined").join(theirs["evaluations"])
-            both = joined.join(mine[list(TESTS)].add_suffix("_alone"), how="inner")
+            values = [*TESTS, "rising"]
+            both = theirs[values].add_suffix("_joined").join(mine[values].add_suffix("_alone"), how="inner")
             if len(both):
                 self.pairs[str(method), str(model)] = both
 
@@ -104,7 +106,21 @@ class Joining:
 
     def sentences(self) -> list[str]:
         """The answer, a sentence a method."""
-        return [_sentence(method, both) for method, both in self.best().items()]
+        best = self.best()
+        told = [_sentence(method, both) for method, both in best.items()]
+        labels_only = best.get(REFERENCE)
+        for place, (method, both) in enumerate(best.items()):
+            if labels_only is not None and method != REFERENCE and (gain := difference(both, "common")):
+                less = difference(labels_only, "common")
+                beyond = f"{signed(gain.mean - less.mean)} beyond labels only" if less and gain.n == less.n else ""
+                told[place] = f"{told[place][:-1]}; on the common test set {beyond}." if beyond else told[place]
+        return told
+
+
+def _rises(run: Run) -> bool:
+    """Whether the last three evaluations are on average more than a point above the three before."""
+    found = [100 * test["accuracy"] for record in run.metrics if (test := record.get("test"))]
+    return len(found) < 6 or np.mean(found[-3:]) - np.mean(found[-6:-3]) > 1
 
 
 def difference(both: pd.DataFrame, test: str) -> Difference | None:
@@ -133,8 +149,8 @@ def _sentence(method: str, both: pd.DataFrame) -> str:
         answer = "is worth it" if main.above else "does harm"
     else:
         answer = "makes no difference that can be told"
-    if both["evaluations"].min() <= LAST:  # their mean begins where training does
-        answer = "cannot be judged after so few evaluations"
+    if both[["rising_alone", "rising_joined"]].any(axis=None):
+        answer = "cannot be judged before accuracies stop rising (more --rounds)"
     seeds = f" over {main.n} seeds" if main.n > 1 else ""
     return f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} sites{seeds} gain."
 

@@ -158,12 +158,14 @@ class SideBySide:
 def summary_table(run: Run) -> Table:
     """The numbers of a run, for standard output."""
     table = Table("", escape(run.name), box=SIMPLE_HEAD)
-    for name, value in summarise(run.metrics, run.timing, run.experiment.metric).rows():
+    found = summarise(run.metrics, run.timing, run.experiment.metric)
+    for name, value in found.rows():
         table.add_row(name, value)
-    model = "test_ema" if evaluations(run.metrics, "accuracy", "test_ema") else "test"
-    own_mix = mean_own_mix(run.metrics, run.partition, model)
+    averaged = evaluations(run.metrics, "accuracy", "test_ema")
+    own_mix = mean_own_mix(run.metrics, run.partition, "test_ema" if averaged else "test")
     if own_mix is not None:
-        table.add_row("under clients' own class mixes, mean", percent(own_mix))
+        model = "averaged model, " if averaged else ""
+        table.add_row(f"own class mixes, {model}{found.mean_of}", percent(own_mix))
     return table
 
 

@@ -68,8 +68,9 @@ def write(root: Path, **values: int) -> Path:
 def test_whoever_trains_is_told_of_leakage_and_of_contradictions(tmp_path):
     write(tmp_path, train_ant_0=0, train_ant_1=1, train_bee_0=2, train_bee_1=1, test_ant_7=0, test_bee_7=9)
     with pytest.warns(FeddureWarning) as noted:
-        sources.load(f"folder:{tmp_path}?size=8")
-    leaked, mixed = (str(note.message) for note in noted)
+        dataset = sources.load(f"folder:{tmp_path}?size=8")
+    leaked, mixed = dataset.notes  # which a run keeps for who reads its report
+    assert [str(note.message) for note in noted] == [leaked, mixed]
     assert "test images that look exactly the same after reading as training images: 1, such as" in leaked
     assert "test/ant/7.png and " in leaked
     assert "train/ant/0.png" in leaked

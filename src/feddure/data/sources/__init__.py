@@ -7,6 +7,7 @@ that returns a `Dataset`, or a name given to `register`. A function with an argu
 import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from feddure import plugins
@@ -86,11 +87,11 @@ def read(
 
 
 def _noted(dataset: Dataset, found: Found) -> tuple[Dataset, Found]:
-    """A warning for each kind of repeated images that would mislead whoever trains."""
-    for repeat in found.repeats:
-        if repeat.misleads:
-            warnings.warn(repeat.sentence(), FeddureWarning, stacklevel=3)
-    return dataset, found
+    """A warning for each kind of repeated images that would mislead whoever trains, which runs keep too."""
+    notes = tuple(repeat.sentence() for repeat in found.repeats if repeat.misleads)
+    for note in notes:
+        warnings.warn(note, FeddureWarning, stacklevel=3)
+    return replace(dataset, notes=notes), found
 
 
 def resolve(name: str, skip_damaged: bool = False) -> str:
