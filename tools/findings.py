@@ -617,6 +617,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sage": sage,
     "alike": lambda: beyond_labels_only("alike", "norm", {"dealt evenly": "batch"}),
     "all-alike": lambda: beyond_labels_only("alike", "norm", {f"{norm} norm": norm for norm in ("batch", "group")}),
+    "recommended": lambda: beyond_labels_only("recommended", "setting", named(DEMO)),
     "thousand-clients": lambda: beyond_labels_only("many-clients", "setting", named(DEMO)),
     "paper": from_paper,
     "regulators": regulators,
