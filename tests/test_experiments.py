@@ -100,6 +100,14 @@ def test_the_papers_numbers():
     assert (paper.local_steps, paper.labelled_batch, paper.optimizer.learning_rate) == (5, 10, 5e-4)
     assert experiments.load("aaai24", changes={"dataset": "cinic10"}).local_steps == 10
     assert experiments.load("aaai24", changes={"dataset": "cinic10"}, sets=["local_steps=3"]).local_steps == 3
+
+
+@pytest.mark.parametrize(("preset", "dataset"), [("aaai24", "cifar100"), ("cvpr25", "svhn"), ("cvpr25", "cifar10")])
+def test_labels_may_be_asked_for_either_way_whatever_the_preset_says(preset, dataset):
+    for given, other in (("labels_per_class", "label_fraction"), ("label_fraction", "labels_per_class")):
+        value = {"labels_per_class": 2, "label_fraction": 0.05}[given]
+        found = experiments.load(preset, changes={"dataset": dataset}, sets=[f"partition.{given}={value}"]).partition
+        assert (getattr(found, given), getattr(found, other)) == (value, None)
     assert experiments.load("aaai24-fine").local_steps == "epoch"
 
 

@@ -96,6 +96,10 @@ def load(
     return experiment
 
 
+_LABELS = ("partition.labels_per_class", "partition.label_fraction")
+"""Two ways to say how many labels there are."""
+
+
 def compose(
     preset: str | None = None,
     file: Path | None = None,
@@ -119,6 +123,9 @@ def compose(
     dataset = str(overrides.get("dataset", tree.get("dataset")))
     for key, value in by_dataset.get(dataset, {}).items():
         _assign(tree, key, value)
+    for key, other in (_LABELS, _LABELS[::-1]):
+        if overrides.get(key) is not None and other not in overrides:
+            _assign(tree, other, None)  # a preset may say it the other way
     for key, value in overrides.items():
         _assign(tree, key, value)
     if "init" in overrides or (tree.get("init") and not tree.get("init_sha256")):
