@@ -15,11 +15,11 @@ from feddure.methods import title as method_name
 from feddure.reports import frame, inline, style
 from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
+from feddure.studies.compare import REFERENCE
 from feddure.tracking.records import Run
 from feddure.tracking.sites import site_accuracies
-from feddure.tracking.summary import NOTHING
+from feddure.tracking.summary import NOTHING, evaluations
 
-REFERENCE = "fedavg-matched"
 TESTS = {"own_mix": "own class mix", "common": "common test set"}
 _MODELS = {"test": "last", "test_ema": "averaged"}
 
@@ -107,19 +107,13 @@ class Joining:
     def sentences(self) -> list[str]:
         """The answer, a sentence a method."""
         best = self.best()
-        told = [_sentence(method, both) for method, both in best.items()]
-        labels_only = best.get(REFERENCE)
-        for place, (method, both) in enumerate(best.items()):
-            if labels_only is not None and method != REFERENCE and (gain := difference(both, "common")):
-                less = difference(labels_only, "common")
-                beyond = f"{signed(gain.mean - less.mean)} beyond labels only" if less and gain.n == less.n else ""
-                told[place] = f"{told[place][:-1]}; on the common test set {beyond}." if beyond else told[place]
-        return told
+        labels_only = difference(best[REFERENCE], "common") if REFERENCE in best else None
+        return [_sentence(method, both, None if method == REFERENCE else labels_only) for method, both in best.items()]
 
 
 def _rises(run: Run) -> bool:
     """Whether the last three evaluations are on average more than a point above the three before."""
-    found = [100 * test["accuracy"] for record in run.metrics if (test := record.get("test"))]
+    found = [100 * accuracy for _, accuracy in evaluations(run.metrics, "accuracy")]
     return len(found) < 6 or np.mean(found[-3:]) - np.mean(found[-6:-3]) > 1
 
 
@@ -136,7 +130,7 @@ def gainers(both: pd.DataFrame, test: str) -> str:
     return f"{(kept[f'{test}_joined'] > kept[f'{test}_alone']).sum()} of {len(kept)}"
 
 
-def _sentence(method: str, both: pd.DataFrame) -> str:
+def _sentence(method: str, both: pd.DataFrame, labels_only: Difference | None) -> str:
     title, own, common = method_name(method), difference(both, "own_mix"), difference(both, "common")
     assert common is not None, "sites without a pair are not in the table"
     main, test = (own, "own_mix") if own is not None else (common, "common")
@@ -152,7 +146,10 @@ def _sentence(method: str, both: pd.DataFrame) -> str:
     if both[["rising_alone", "rising_joined"]].any(axis=None):
         answer = "cannot be judged before accuracies stop rising (more --rounds)"
     seeds = f" over {main.n} seeds" if main.n > 1 else ""
-    return f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} sites{seeds} gain."
+    told = f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} sites{seeds} gain"
+    if labels_only is not None and labels_only.n == common.n:
+        told += f"; on the common test set {signed(common.mean - labels_only.mean)} beyond labels only"
+    return f"{told}."
 
 
 _PLACES = {"own_mix": "a site's own class mix", "common": "the common test set"}

@@ -20,6 +20,7 @@ MD5 = {
 }
 TRAIN = (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)
 TEST = (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595)
+_WHOLE = "if it is damaged, a broken download say, delete it and fetch it again"
 _MOST = 10**6  # images in a file: extra_32x32.mat has half as many
 
 
@@ -44,19 +45,16 @@ def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
         told = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(str(path), appendmat=False)}
         number = told.get("X", ((0,), ""))[0][-1]
         if told.get("X") != ((32, 32, 3, number), "uint8") or not 0 < number <= _MOST:
-            raise DataError(f"{path}: X is {_shown(told.get('X'))}, expected uint8 [32, 32, 3, images]")
+            raise DataError(f"{path}: X is {_shown(told.get('X'))}, expected uint8 [32, 32, 3, images]; {_WHOLE}")
         if told.get("y", ((),))[0] != (number, 1):
-            raise DataError(f"{path}: y is {_shown(told.get('y'))}, expected [{number}, 1], a label for each image")
+            raise DataError(f"{path}: y is {_shown(told.get('y'))}, expected [{number}, 1]; {_WHOLE}")
         arrays = scipy.io.loadmat(str(path), appendmat=False, variable_names=("X", "y"))
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
     except Exception as error:  # a damaged file fails in every imaginable way, and each means the same
-        raise DataError(
-            f"{path}: not a readable MATLAB file ({type(error).__name__}: {error}); "
-            "it is damaged or is something else: delete it and fetch it again"
-        ) from None
+        raise DataError(f"{path}: not a readable MATLAB file ({type(error).__name__}: {error}); {_WHOLE}") from None
     images, labels = arrays["X"].transpose(3, 0, 1, 2), arrays["y"][:, 0]
     wrong = np.flatnonzero(~np.isin(labels, np.arange(1, 11)))
     if len(wrong):
