@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,10 @@ def make_tasks(engine: Engine, experiment: Experiment, dataset: Dataset, clients
     return tasks
 
 
-def load(method: str, **changes: Any) -> Experiment:
+def load(method: str, sets: Sequence[str] = (), **changes: Any) -> Experiment:
     """The aaai24 experiment with this method and these fields changed; `engine__lanes` means engine.lanes."""
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return experiments.load("aaai24", changes={"method": method, **dotted})
+    return experiments.load("aaai24", changes={"method": method, **dotted}, sets=list(sets))
 
 
 def seconds(work: Callable[[], Any], repeats: int, warm_up: int = 1) -> list[float]:

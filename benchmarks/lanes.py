@@ -2,10 +2,14 @@
 
     python benchmarks/lanes.py --methods feddure fedavg-fixmatch --unlabelled 10 90 --json results/lanes.json
 
-Noise images, ResNet-9 at 3×32×32, ten labelled images a step; the same clients are dealt to 1, 2, 3, ... lanes.
+Noise images at 3×32×32; the same clients are dealt to 1, 2, 3, ... lanes. Of SAGE's protocol:
+
+    python benchmarks/lanes.py --model resnet8 --methods fedtutor proxyfl --labelled 128 --unlabelled 256 \
+        --clients 8 --lanes 1 2 4 8 --set optimizer.name=sgd fedtutor.contrast=1
 """
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,13 @@ def main() -> None:
 
 def measure(method: str, unlabelled: int, dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a client's step by the number of lanes; one compilation and one engine for all."""
-    experiment = load(method, model=options.model, unlabelled_batch=unlabelled, engine__lanes=max(options.lanes))
+    batches = {"labelled_batch": options.labelled, "unlabelled_batch": unlabelled}
+    experiment = load(method, options.sets, model=options.model, engine__lanes=max(options.lanes), **batches)
     engine = Engine(experiment.engine)
     tasks = make_tasks(engine, experiment, dataset, options.clients, options.steps)
+    began = time.perf_counter()
     engine.prepare(tasks)
+    built = time.perf_counter() - began
     by_lanes = []
     for lanes in options.lanes:
         engine.lanes.limit = lanes
@@ -38,18 +45,20 @@ def measure(method: str, unlabelled: int, dataset: Dataset, options: argparse.Na
         by_lanes.append({"lanes": lanes, "ms_per_client_step": spread(times, 1000 / options.steps / options.clients)})
     engine.release()
     batch = f"{experiment.labelled_batch} + {unlabelled}"
-    return {"method": method, "batch": batch, "precision": engine.precision, "by_lanes": by_lanes}
+    return {"method": method, "batch": batch, "precision": engine.precision, "prepare_s": built, "by_lanes": by_lanes}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["feddure", "fedavg-fixmatch"])
+    parser.add_argument("--labelled", type=int, default=10, help="labelled images in a step")
     parser.add_argument("--unlabelled", type=int, nargs="+", default=[10, 90], help="unlabelled images in a step")
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 2, 3, 5, 10, 20])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="local steps of each client")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default="resnet9")
+    parser.add_argument("--set", dest="sets", nargs="+", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 
