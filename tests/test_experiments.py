@@ -176,6 +176,8 @@ def test_values_of_set(text, key, value):
         ("partition.gamma=-1", "partition.gamma: -1 was given"),
         ("partition.gamma=inf", "partition.gamma"),
         ("partition.setting=iid", "partition.setting: 'iid' was given, expected iid-iid or iid-dir"),
+        ("partition.setting=iid-dri", r"; did you mean 'iid-dir'\?$"),
+        ("engine.device=gpu", "expected auto or cpu or cuda$"),
         ("rounds.x=3", "rounds.x: 'rounds' is a field, not a section|rounds"),
         ("local_steps=0", "local_steps: 0 was given, expected epoch or whole number ≥ 1"),
         ("unlabelled_batch=0", "unlabelled_batch: 0 was given"),
@@ -217,7 +219,7 @@ def test_a_preset_and_a_file(tmp_path):
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-    refused("preset 'dmeo' does not exist; there are: aaai24, aaai24-fine, .*demo", preset="dmeo")
+    refused("preset 'dmeo' does not exist; there are: aaai24, aaai24-fine, .*; did you mean 'demo'", preset="dmeo")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from feddure import methods, plugins, pretrained
 from feddure.config import DIRICHLET, Experiment
 from feddure.data import partition
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, did_you_mean
 from feddure.files import is_text, parse_yaml, read_regular, readable
 
 SCHEMA = 2
@@ -359,8 +359,9 @@ def _allowed(info: FieldInfo) -> str:
 
 
 def _read_preset(name: str) -> dict[str, Any]:
-    if name not in presets():
-        raise ConfigError(f"preset '{name}' does not exist; there are: {', '.join(presets())}")
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"preset '{name}' does not exist; there are: {', '.join(known)}{did_you_mean(name, known)}")
     return copy.deepcopy(_parse_preset(name))  # callers change what they get
 
 
@@ -422,8 +423,11 @@ def _explain(detail: Any, section: str = "") -> str:
     key = next((k for n in range(len(location), 0, -1) if (k := ".".join(location[:n])) in known), ".".join(location))
     if detail["type"] == "extra_forbidden":
         return f"unknown field '{key}'; {_hint(key)}"
-    allowed = known[key].allowed.replace(" | ", " or ") if key in known else ""
-    return f"{key}: {detail['input']!r} was given, expected {allowed or detail['msg'][:1].lower() + detail['msg'][1:]}"
+    given, allowed = detail["input"], known[key].allowed if key in known else ""
+    expected = allowed.replace(" | ", " or ") or detail["msg"][:1].lower() + detail["msg"][1:]
+    # Not of all fields: who says engine.device=gpu does not mean cpu.
+    hint = did_you_mean(str(given), allowed.split(" | ")) if key == "partition.setting" else ""
+    return f"{key}: {given!r} was given, expected {expected}{hint}"
 
 
 def _hint(key: str) -> str:
