@@ -242,8 +242,8 @@ def compare(
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
     expect_clients(clients, experiment.partition.setting, images)
-    _say(progress)(f"comparison folder: {folder}")
-    return Comparison(study.compare(plan, experiment, images, folder, resume, progress, track), folder)
+    say = partial(_say(progress), f"comparison folder: {folder}")
+    return Comparison(study.compare(plan, experiment, images, folder, resume, progress, track, started=say), folder)
 
 
 class Sweep:

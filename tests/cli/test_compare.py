@@ -4,6 +4,7 @@ import csv
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,11 +58,24 @@ def methods_in(path):
         return [(row["method"], row["seeds"]) for row in csv.DictReader(file)]
 
 
-def test_no_folder_is_named_for_what_no_method_can_be_run_on(feddure):
-    code, _, err = feddure("compare", "--preset", "demo", "--clients", 10**5, "--out", "compared")
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (["--methods", "fedavg,typo"], "method 'typo': expected one of"),
+        (["--model", "typo"], "model 'typo': expected one of"),
+        (["--clients", 10**5], "partition.labels_per_class"),
+        (["--methods", "fedmatch", "--set", "server.robust=median"], "server.robust"),
+        (["--track", "typo"], "--track typo"),
+    ],
+    ids=str,
+)
+def test_no_folder_is_named_for_what_no_method_can_be_run_on(feddure, mistake, message):
+    code, _, err = feddure("compare", "--preset", "demo", *mistake, "--out", "compared")
     assert code == 2
-    assert "partition.labels_per_class" in err
+    assert message in err
     assert "comparison folder" not in err
+    assert "feddure watch" not in err
+    assert not Path("compared").exists()
 
 
 def test_the_tables_and_where_the_files_are(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def compare(
     console = plain_console(stderr=True)
     with console.status("starting"):  # torch takes seconds to import
         from feddure import api, experiments
-        from feddure.data import partition
+        from feddure.data.partition import expect_clients
         from feddure.simulation.runs import Interrupted
         from feddure.studies import compare as study
         from feddure.studies.grid import failures as grid_failures
@@ -96,19 +96,20 @@ def compare(
         return
     study.check(plan, experiment, folder, resume)  # before a data set is downloaded
     images = looked_at or read(experiment.dataset)
-    partition.expect_clients(clients, experiment.partition.setting, images)
-    if not resume:  # what no method can be run on is refused before a folder is named
-        partition.make(images, experiment.partition, experiment.partition_seed, experiment.validation)
-    console.print(f"comparison folder: {folder}")
-    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+    expect_clients(clients, experiment.partition.setting, images)
     processes = jobs or study.usual_jobs(plan, experiment)
-    if not resume:
-        wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
-        own_images.say_plan(wanted, images, console.print, len(plan.seeds), processes)
+
+    def started() -> None:
+        console.print(f"comparison folder: {folder}")
+        console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+        if not resume:
+            wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
+            own_images.say_plan(wanted, images, console.print, len(plan.seeds), processes)
+
     began = time.monotonic()
     try:
         arguments = [*sys.argv[1:], *(() if out is not None else ("--out", str(folder)))]
-        found = study.compare(plan, experiment, images, folder, resume, True, services, processes, arguments)
+        found = study.compare(plan, experiment, images, folder, resume, True, services, processes, arguments, started)
     except Interrupted as stopped:
         console.print(str(stopped))
         raise typer.Exit(stopped.exit_code) from None

@@ -7,7 +7,7 @@ seed by seed, whether it differs from a reference method by more than chance.
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ import torch
 from feddure import experiments, plugins, recommended
 from feddure import methods as known_methods
 from feddure.config import Experiment
+from feddure.data import partition
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureWarning, RunError
 from feddure.files import expect_free, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
+from feddure.simulation.federation import Federation
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid import jobs
 from feddure.studies.grid.failures import Problem
@@ -136,18 +138,22 @@ def compare(
     track: Sequence[str] = (),
     processes: int = 1,
     arguments: Sequence[str] = (),
+    started: Callable[[], None] = lambda: None,
 ) -> "View":
     """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
     with it. `track` names services that every run is reported to. With several `processes`, so many of the
     command with these `arguments` share the runs (each calls `work`); what they leave, as one that is killed, is run
-    here.
+    here. `started` is called once it is known that one of the methods can be run, before anything is written.
     """
     from feddure.studies import compare_report  # it knows the plan
 
     wanted = check(plan, experiment, folder, resume)
     tracker.expect(track)
+    if not any(path.exists() for path in wanted):
+        _expect_possible(wanted.values(), dataset)
+    started()
     with runs.lock(folder):
         _check_folder(folder, resume)  # another process may have been here meanwhile
         write_whole(folder / PLAN_FILE, plan.to_yaml().encode(), RunError)
@@ -163,11 +169,6 @@ def compare(
         noted.forget()
         done = replace(plan, methods=tuple(method for method in plan.methods if method not in failed))
         if not done.methods:
-            if not any(path.exists() for path in wanted):  # what cannot be run leaves nothing behind
-                (folder / PLAN_FILE).unlink()
-                (folder / runs.LOCK_FILE).unlink()
-                with suppress(OSError):  # a hidden file of the user's
-                    folder.rmdir()
             raise _nothing_compared(failed)
         finished = [records.read_run(path) for path, found in wanted.items() if found.method not in failed]
         _expect_one_partition_a_seed(finished)
@@ -187,6 +188,26 @@ def check(plan: Plan, experiment: Experiment, folder: Path, resume: bool) -> dic
     for path, found in wanted.items():
         runs.check_folder(found, path, resume)
     return wanted
+
+
+def _expect_possible(wanted: Iterable[Experiment], dataset: Dataset) -> None:
+    """Refuse what no method can be run on, in the words of its run; of those that can, the first is tried."""
+    failed: dict[str, Problem] = {}
+    for experiment in {found.method: found for found in wanted}.values():
+        engine = Engine(experiment.engine)
+        try:
+            made = partition.make(dataset, experiment.partition, experiment.partition_seed, experiment.validation)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FeddureWarning)  # the run says it
+                Federation(experiment, dataset, made, engine)
+            return
+        except Exception as error:
+            if grid_failures.ends_all(error):
+                raise
+            failed[experiment.method] = grid_failures.describe(error)
+        finally:
+            engine.release()
+    raise _nothing_compared(failed)
 
 
 def work(plan: Plan, experiment: Experiment, dataset: Dataset, folder: Path, track: Sequence[str] = ()) -> None:
