@@ -245,7 +245,7 @@ def test_a_comparison_from_python(compared, images, tmp_path):
     for row in compared.table:
         own = [one.summary.accuracy_last for one in compared.runs if one.experiment.method == row["method"]]
         assert len(own) == 2
-        assert row["accuracy_last_mean"] == pytest.approx(np.mean(own), abs=1e-6)
+        assert row["accuracy_last_mean"] == pytest.approx(100 * np.mean(own), abs=1e-4)
         assert row["failed"] is None
     assert {row["against"] for row in compared.pairs} == {"fedavg"}
     assert compared.report().parent == compared.folder

@@ -164,12 +164,12 @@ class Comparison:
 
     @cached_property
     def table(self) -> list[Row]:
-        """comparison.csv: a row a method; accuracies are shares of 1, and None is what was not measured."""
+        """comparison.csv: a row a method; accuracies in %, and None is what was not measured."""
         return _rows(self.folder / "comparison.csv")
 
     @cached_property
     def pairs(self) -> list[Row]:
-        """paired.csv: each method's difference from the reference on the same seeds."""
+        """paired.csv: each method's difference from the reference on the same seeds, in points."""
         return _rows(self.folder / "paired.csv")
 
     def report(self) -> Path:

@@ -346,10 +346,10 @@ def test_the_tables(tmp_path):
         "rounds": "11",
         "local_steps_per_round": "10.0",
         "local_steps_per_client_and_round": "5.0",
-        "accuracy_last_mean": "0.55",
-        "accuracy_last_sd": "0.070711",
-        "accuracy_last10_mean": "0.46",
-        "accuracy_last10_sd": "0.070711",
+        "accuracy_last_mean": "55.0",
+        "accuracy_last_sd": "7.0711",
+        "accuracy_last10_mean": "46.0",
+        "accuracy_last10_sd": "7.0711",
         "bytes_down": "1100",
         "bytes_up": "770",
         "seconds": "22.0",
@@ -359,9 +359,9 @@ def test_the_tables(tmp_path):
     by_last10, by_last = table(tmp_path / "paired.csv")
     assert (by_last10["evaluations"], by_last["evaluations"]) == ("last10", "last")
     expected = paired({0: 61, 1: 60}, {0: 51, 1: 41})
-    assert float(by_last10["difference_mean"]) == pytest.approx(0.145, abs=1e-6)
-    assert float(by_last10["interval_low"]) == pytest.approx(expected.low / 100, abs=1e-6)
-    assert float(by_last10["interval_high"]) == pytest.approx(expected.high / 100, abs=1e-6)
+    assert float(by_last10["difference_mean"]) == pytest.approx(14.5, abs=1e-4)
+    assert float(by_last10["interval_low"]) == pytest.approx(expected.low, abs=1e-4)
+    assert float(by_last10["interval_high"]) == pytest.approx(expected.high, abs=1e-4)
     assert by_last10["verdict"] == "no difference can be told"
     assert by_last["interval_low"] == ""
     assert list(view.methods()["last 10"].map(str)) == ["46.0 ± 7.1", "60.5 ± 0.7"]
@@ -382,11 +382,11 @@ def test_another_metric_ranks_where_it_is_asked_for(tmp_path):
     view = View(plan, found, {}, "macro_f1")
     view.write_tables(tmp_path)
     pair = table(tmp_path / "paired.csv")[0]
-    assert (pair["metric"], float(pair["difference_mean"])) == ("macro_f1", pytest.approx(0.305))
+    assert (pair["metric"], float(pair["difference_mean"])) == ("macro_f1", pytest.approx(30.5))
     assert list(view.methods()["macro F1, last 10"].map(str)) == ["30.5 ± 0.7", "61.0 ± 1.4"]
     assert "Points of macro F1" in view.about_pairs()
     assert list(view.metrics()["accuracy"].map(str)) == ["90.0 ± 0.0", "50.0 ± 0.0"]
-    assert [row["ece_last10_mean"] for row in table(tmp_path / "comparison.csv")] == ["0.2", "0.1"]
+    assert [row["ece_last10_mean"] for row in table(tmp_path / "comparison.csv")] == ["20.0", "10.0"]
     curve = view.frame["curve"][0]
     assert curve[0][1] == pytest.approx(30.0)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 import tiny
@@ -151,6 +152,7 @@ def test_a_comparison_answers_in_its_report_and_lists_the_sites(images, tmp_path
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Is joining worth it?" in page
     assert found.joining.sentences()[0].replace("'", "&#39;") in page
-    lines = (tmp_path / "out" / compare_report.SITES_FILE).read_text().splitlines()
-    assert len(lines) == 1 + 4 * 3  # alone; the last and the averaged model of FedTutor
+    written = pd.read_csv(tmp_path / "out" / compare_report.SITES_FILE)
+    assert len(written) == 4 * 3  # alone; the last and the averaged model of FedTutor
+    assert written["common"].to_list() == pytest.approx(found.sites["common"].to_list(), abs=1e-4)  # in %, both
     assert set(found.methods(own_mix=True)["own mix"]) != {"–"}

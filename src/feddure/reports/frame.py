@@ -185,6 +185,12 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     return Difference(mean, mean - half, mean + half, n)
 
 
+def rounded(found: Spread | Difference | None, what: str) -> float | None:
+    """One of its numbers, as the files of comparisons and sweeps have it; None where there is none."""
+    value = getattr(found, what, None)
+    return None if value is None else round(value, 4)
+
+
 def metric_of(rows: pd.DataFrame) -> str:
     """The metric that ranks these rows: accuracy where they do not agree."""
     found = set(rows["metric"])

@@ -154,7 +154,7 @@ class View:
         return f"Points of {TITLES[self.metric]} ({which}) beyond {against} on the same seeds. {interval}."
 
     def write_tables(self, folder: Path) -> None:
-        """comparison.csv and paired.csv; metrics are shares of 1, bytes and seconds those of a run.
+        """comparison.csv, paired.csv and sites.csv; metrics are in %, bytes and seconds those of a run.
 
         Methods that have failed have a line with the reason and no number.
         """
@@ -173,7 +173,7 @@ class View:
             columns = [name for name in columns if name.startswith("accuracy") or self.frame[name].notna().any()]
             for column in columns + ["validation_last10"] * self.validated:
                 found = mean_sd(own[column])  # none on data without test images
-                line |= {f"{column}_{what}": _share(getattr(found, what, None)) for what in ("mean", "sd")}
+                line |= {f"{column}_{what}": frame.rounded(found, what) for what in ("mean", "sd")}
             for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
                 line[name] = round(own[name].mean(), digits) if own[name].notna().all() else ""
             lines.append(line | {"failed": ""})
@@ -181,14 +181,14 @@ class View:
         frame.write_csv(folder / TABLE_FILE, pd.DataFrame(lines, dtype=object))
         columns = ["method", "against", "metric", "evaluations", "seeds"]
         columns += ["difference_mean", "interval_low", "interval_high"]
+        ends = ("mean", "low", "high")
         pairs = [
-            [method, self.plan.against, self.metric, which, d.n, *map(_share, (d.mean, d.low, d.high)), d.verdict]
+            [method, self.plan.against, self.metric, which, d.n, *(frame.rounded(d, end) for end in ends), d.verdict]
             for (method, which), d in self.differences.items()
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
         if len(self.sites):
-            shares = self.sites.assign(**{test: (self.sites[test] / 100).round(6) for test in joining.TESTS})
-            frame.write_csv(folder / SITES_FILE, shares)
+            frame.write_csv(folder / SITES_FILE, self.sites.round(4))
 
 
 def write(folder: Path, view: View) -> Path:
@@ -241,7 +241,3 @@ def mean_curves(view: View) -> figures.Figure:
         for method in view.plan.methods
     ]
     return figures.curves(found, f"Test {TITLES[view.metric]}, %, mean over seeds ± standard deviation")
-
-
-def _share(per_cent: float | None) -> float | str:
-    return "" if per_cent is None else round(per_cent / 100, 6)

@@ -313,12 +313,12 @@ def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
             columns = [f"{name}_{which}" for name in known for which in ("last10", "last")]
             for which in (*["validation_last10"] * leaderboard.by_validation, *columns):
                 spread = mean_sd(row.runs[which])
-                line |= {f"{which}_{what}": _rounded(spread, what) for what in ("mean", "sd")}
+                line |= {f"{which}_{what}": frame.rounded(spread, what) for what in ("mean", "sd")}
             for column in ("local_steps", "seconds"):
-                line[column] = _rounded(mean_sd(row.runs[column]), "mean")
+                line[column] = frame.rounded(mean_sd(row.runs[column]), "mean")
             against = row.against(leaderboard.rows[0]) if place > 1 else None
             for column, what in (("from_best", "mean"), ("interval_low", "low"), ("interval_high", "high")):
-                line[column] = _rounded(against, what)
+                line[column] = frame.rounded(against, what)
             lines.append(line | {"config_hashes": " ".join(row.runs["cell"])})
     return pd.DataFrame(lines, dtype=object)
 
@@ -522,11 +522,6 @@ def _about_cases(found: Sequence[Leaderboard]) -> str:
 
 def _every(found: Sequence[Leaderboard]) -> pd.DataFrame:
     return pd.concat([leaderboard.runs for leaderboard in found])
-
-
-def _rounded(found: Spread | Difference | None, what: str) -> float | None:
-    value = getattr(found, what, None)
-    return None if value is None else round(value, 4)
 
 
 def _seeds(count: int) -> str:
