@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 from typer.main import get_command
 
@@ -66,6 +67,21 @@ def test_readme_is_one_screen():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_pages_are_short(page):
     assert words(page.read_text()) <= LONGER.get(page.name, 900)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / "results").glob("*/*.md")], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_formulas_keep_their_signs(page):
+    """Emphasis is written with asterisks, so that an underscore that begins one is a formula's and would be lost."""
+    shown = MarkdownIt("gfm-like", {"linkify": False}).parse(page.read_text())
+    emphasised = [
+        block.content
+        for block in shown
+        for each in block.children or ()
+        if each.type == "em_open" and each.markup == "_"
+    ]
+    assert not emphasised
 
 
 def test_security_names_all_that_leaves_a_site():

@@ -9,6 +9,7 @@ other pages extend `page.html.j2`.
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+_MARKUP = re.compile(r"[|<]|(?<![^\W_])_|(?<!\w)\*|\*(?=\w)")  # of _ and * those that can begin emphasis
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
 
 
@@ -156,12 +158,12 @@ def markdown(part: Any) -> str:
         return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))
     if isinstance(part, Group):
         return "\n".join(f"- {escaped(one.text)}" for one in part.parts)
-    return f"### {part.text}" if part.kind == "heading" else part.text
+    return f"### {escaped(part.text)}" if part.kind == "heading" else escaped(part.text)
 
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is, even in a table."""
-    return " ".join(text.replace("|", r"\|").replace("<", r"\<").splitlines())
+    return " ".join(_MARKUP.sub(r"\\\g<0>", text).splitlines())
 
 
 def render(template: str, live: str = "", **content: Any) -> str:
