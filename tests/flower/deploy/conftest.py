@@ -2,9 +2,11 @@
 
 import shutil
 import signal
+import ssl
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 
 from feddure.flower.app.description import Description, ServerAddress
@@ -47,6 +49,23 @@ def images(tmp_path):
         for number in range(count):
             Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(root / part / f"{number}.png")
     return root
+
+
+@pytest.fixture
+def lax_tls(monkeypatch):
+    """A Python that was built to speak old versions of TLS, too."""
+
+    def lax(make):
+        def made(*arguments, **named):
+            context = make(*arguments, **named)
+            context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            return context
+
+        return made
+
+    monkeypatch.setattr(ssl, "create_default_context", lax(ssl.create_default_context))
+    monkeypatch.setattr(uvicorn.config, "create_ssl_context", lax(uvicorn.config.create_ssl_context))
 
 
 @pytest.fixture(autouse=True)

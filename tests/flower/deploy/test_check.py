@@ -101,12 +101,13 @@ def test_a_server_that_answers_passes_where_the_clock_is_right(made, images, mon
 
 # --- the way to the server --------------------------------------------------------------------------------
 @contextmanager
-def listening(certificate=None, key=None):
+def listening(certificate=None, key=None, newest=None):
     """A server that shakes hands, or one without TLS that says something else; yields the way to it."""
     context = None
     if certificate is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key)
+        context.maximum_version = newest or context.maximum_version
 
     def answer():
         while True:
@@ -139,6 +140,15 @@ def serve_as(folder, authority):
     certificates.write_private_key(folder / "server.key", key)
     certificates.write_certificate(folder / "server.crt", certificate)
     return folder / "server.crt", folder / "server.key"
+
+
+@pytest.mark.usefixtures("lax_tls")
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_a_server_that_speaks_nothing_newer_than_tls_1_1_is_not_trusted(made):
+    with listening(made.certificate, made.key, ssl.TLSVersion.TLSv1_1) as way:
+        found = reach(way, made.authority)
+    assert found.outcome == "untrusted"
+    assert "does not speak TLS as" in found.text
 
 
 def test_the_right_server_is_recognised(made):

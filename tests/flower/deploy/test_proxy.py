@@ -88,6 +88,18 @@ def opened(listening):
     return listening
 
 
+@pytest.mark.usefixtures("lax_tls")
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_nobody_is_served_under_tls_1_1(made):
+    found = Opened(made)
+    context = ssl.create_default_context(cafile=str(made.authority))
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with found.behind, found.proxy, socket.create_connection(("127.0.0.1", found.port), timeout=20) as plain:
+        assert found.ask("POST", "/v1/fleet/pull-messages").status_code == 200
+        with pytest.raises(ssl.SSLError):
+            context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
 def test_a_fleet_request_passes_whole_both_ways(opened):
     content = os.urandom(3_000_000)
     key = base64.b64encode(b"the key of north").decode()

@@ -6,6 +6,7 @@ keys are written for their owner alone (mode 0600).
 
 import base64
 import ipaddress
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ WARN_DAYS = 30
 ALWAYS_NAMED = ("localhost", "127.0.0.1")
 """Names every server certificate carries: the server's own processes talk to each other on this machine."""
 
+OLDEST_TLS = ssl.TLSVersion.TLSv1_2
+"""Said wherever a connection is made or taken: else it is up to how Python and OpenSSL were built."""
 
 _KIND = "expected an elliptic-curve key, as `ssh-keygen -t ecdsa -b 384 -f node.key -N ''` makes it"
 Authority = tuple[EllipticCurvePrivateKey, x509.Certificate]
@@ -51,6 +54,13 @@ def validity_problem(certificate: x509.Certificate, what: str) -> str:
     if now > ends:
         return f"{what} ended on {ends:%Y-%m-%d}: the server's operator runs `feddure federate renew`"
     return ""
+
+
+def trusting(authority: Path) -> ssl.SSLContext:
+    """How to connect to the federation's server: under its own authority, whose certificate is in this file."""
+    context = ssl.create_default_context(cafile=authority)
+    context.minimum_version = OLDEST_TLS
+    return context
 
 
 def make_authority(name: str) -> Authority:

@@ -153,7 +153,7 @@ def reach(connection: Connection, authority: Path, timeout: float = _TIMEOUT_SEC
     where = connection.address
     try:
         with socket.create_connection((connection.host, connection.port), timeout=timeout) as plain:
-            context = ssl.create_default_context(cafile=authority)
+            context = certificates.trusting(authority)
             with context.wrap_socket(plain, server_hostname=connection.host) as encrypted:
                 certificate = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
                 text = f"{where} answers, {encrypted.version()}, its certificate is right"
@@ -181,7 +181,7 @@ def clock_problem(connection: Connection, authority: Path) -> str:
     Every answer of the server has its time, the refusal of an empty request too.
     """
     asking = http.client.HTTPSConnection(
-        connection.host, connection.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context(cafile=authority)
+        connection.host, connection.port, timeout=_TIMEOUT_SECONDS, context=certificates.trusting(authority)
     )
     try:
         asking.request("GET", "/")

@@ -13,7 +13,6 @@ import datetime
 import json
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -33,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from feddure.errors import RunError
 from feddure.flower.app.limits import FILE as UPLOAD_FILE
 from feddure.flower.app.limits import METADATA_BYTES, PART_BYTES
+from feddure.flower.deploy import certificates
 
 _PUBLIC_KEY, _SIGNATURE, _TIME = b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"
 _FLEET = re.compile(rb"/v1/fleet/[a-z-]+")
@@ -196,7 +196,7 @@ class FleetProxy:
         self._listener = listener
         self._client = httpx.AsyncClient(
             base_url=f"https://{superlink}",
-            verify=ssl.create_default_context(cafile=authority),
+            verify=certificates.trusting(authority),
             timeout=60,
             trust_env=False,
             limits=httpx.Limits(keepalive_expiry=2),  # before the SuperLink closes an idle connection at its 5 seconds
@@ -309,6 +309,11 @@ class IdleTimeoutProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ssl is not None:
+            self.config.ssl.minimum_version = certificates.OLDEST_TLS
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if isinstance(self.config.app, FleetProxy):
