@@ -132,11 +132,7 @@ def kill_federation(root: Path, wanted: int, minutes: float) -> dict[str, Any]:
     with Deployed(root, description) as federation:
         killer = Killer(federation, root)
         server = killer.run("at-server", AT_SERVER, at_server, ROUNDS[0], ("server",), 0.6 * minutes)
-        simulated = federated.simulator(root, federated.experiment({"method": "feddure", "rounds": ROUNDS[0]}))
-        simulate(simulated)
-        expected = simulated.server.model_state()
-        found = load_file(root / "at-server" / runs.MODEL_FILE)
-        apart = max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
+        apart = from_simulator(root, root / "at-server")
         sites = killer.run("at-sites", AT_SITE, wanted - at_server, ROUNDS[1], federated.SITES, 0.4 * minutes)
         model = load_file(root / "at-sites" / runs.MODEL_FILE)
     logs = {"server": federation.folder.server} | {
@@ -150,6 +146,16 @@ def kill_federation(root: Path, wanted: int, minutes: float) -> dict[str, Any]:
         "broken_chains": [name for name, found in audits.items() if found.problem],
         "torn_lines": sum(entry["event"] == "a line was torn" for found in audits.values() for entry in found.entries),
     }
+
+
+def from_simulator(root: Path, folder: Path) -> float:
+    """How far a run's model is from that of the simulator on the run's own experiment, at most."""
+    asked = runs.read_config(folder)
+    assert asked is not None
+    simulated = federated.simulator(root, asked)
+    simulate(simulated)
+    expected, found = simulated.server.model_state(), load_file(folder / runs.MODEL_FILE)
+    return max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
 
 
 class Killer:
