@@ -1,4 +1,4 @@
-"""Fills the tables of README.md and of pages in docs/ from results/, and draws the figures of FedTutor and of privacy.
+"""Fills the tables of README.md and of pages in docs/ from results/, and draws figures for them.
 
 `python tools/findings.py` (or `make findings`) writes; a test holds the committed pages to it, so that no number of
 theirs can differ from the cells. A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import performance
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from performance import table
@@ -273,6 +274,30 @@ def controls(study: str = "controls", shown: Sequence[str] = CONTROLS, about: bo
     return table([*first, "last ten (averaged)", "beyond labels only", "averaged"], lines, len(first))
 
 
+PRINTED = {"ProxyFL": 88.56, "SAGE": 87.05, "FedDure": 84.60, "labels only": 69.60, "every label": 90.46}
+"""CIFAR-10, 10 % labels, α = 0.1: from Table 1 of ProxyFL (arXiv:2602.21078)."""
+
+
+def rivals() -> str:
+    """The runs of SAGE's protocol to its end, and what their papers' authors measured."""
+    every = pick_cases("sage-300", cases("sage-300"))
+    columns: dict[str, Callable[[str], str]] = {
+        "last (averaged)": lambda name: _last(every[name]) if name in every else NOTHING,
+        "last ten (averaged)": lambda name: both(every[name]) if name in every else NOTHING,
+        "minutes": lambda name: f"{every[name]['seconds'].mean() / 60:.0f}" if name in every else NOTHING,
+        "printed": lambda name: f"{PRINTED[name]:.2f}" if name in PRINTED else NOTHING,
+    }
+    every_run = pd.concat(every.values())
+    names = dict.fromkeys([*every, *PRINTED])
+    first = f"{seeds(every_run)}, round {every_run['rounds'].max()}"
+    return grid(first, {name: name for name in names}, lambda name, text: text(name), columns)
+
+
+def _last(rows: Runs) -> str:
+    own, averaged = (statistics.fmean(curve[-1][place] for curve in rows["curve"]) for place in (1, 2))
+    return f"{own:.1f} ({averaged:.1f})"
+
+
 def sage() -> str:
     every = pick_cases("sage-protocol", cases("sage-protocol"))
 
@@ -283,7 +308,7 @@ def sage() -> str:
         return signed(last(rows, column) - last(every["SAGE"], column))
 
     columns: dict[str, Callable[[Runs], str]] = {
-        "last (averaged)": lambda rows: f"{last(rows, 1):.1f} ({last(rows, 2):.1f})",
+        "last (averaged)": _last,
         "− SAGE, last": lambda rows: beyond(rows, 1),
         "− SAGE, averaged": lambda rows: beyond(rows, 2),
     }
@@ -615,6 +640,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "privacy": privacy,
     "site-privacy": site_privacy,
     "sage": sage,
+    "rivals": rivals,
     "alike": lambda: beyond_labels_only("alike", "norm", {"dealt evenly": "batch"}),
     "all-alike": lambda: beyond_labels_only("alike", "norm", {f"{norm} norm": norm for norm in ("batch", "group")}),
     "recommended": lambda: beyond_labels_only("recommended", "setting", named(DEMO)),
@@ -669,25 +695,45 @@ FAIR = 50
 
 def draw_fedtutor() -> Figure:
     """Learning curves of the four methods under the three settings."""
-    every = runs("tutor")
-    formats = style.line_styles(METHODS)
+    every, formats = runs("tutor"), style.line_styles(METHODS)
     figure = style.new_figure(9, 3.5)
     for panel, setting in zip(figure.subplots(1, 3, sharey=True), SETTINGS, strict=True):
         for method in METHODS:
-            curves = pick(every, method=method, setting=setting)["curve"]
-            rounds = [number for number, *_ in curves.iloc[0]]
-            fmt = {"color": formats[method]["color"], "linewidth": 2.2 if method == "fedtutor" else 1.4}
-            for place, line, first in ((1, "-", 0), (2, DASHED, FAIR)):
-                means = [statistics.fmean(point[place] for point in points) for points in zip(*curves, strict=True)]
-                begin = rounds.index(first) if first else 0
-                panel.plot(rounds[begin:], means[begin:], linestyle=line, **fmt)
+            width = 2.2 if method == "fedtutor" else 1.4
+            _curves(panel, pick(every, method=method, setting=setting), FAIR, formats[method]["color"], width)
         panel.set(title=setting.upper(), xlabel="round", xlim=(0, 200), ylim=(40, 85))
     figure.axes[0].set_ylabel("test accuracy, %")
-    handles = [Line2D([], [], color=formats[method]["color"], linewidth=2) for method in METHODS]
-    handles += [Line2D([], [], color=style.INK), Line2D([], [], color=style.INK, linestyle=DASHED)]
-    names = [*METHODS.values(), "the model itself", "averaged over rounds"]
-    figure.legend(handles, names, loc="outside lower center", ncols=6)
+    _legend(figure, {METHODS[method]: formats[method]["color"] for method in METHODS})
     return figure
+
+
+def draw_rivals() -> Figure:
+    """SAGE's protocol to its end."""
+    every = pick_cases("sage-300", cases("sage-300"))
+    colors = dict(zip(every, (style.line_styles(["fedtutor"])["fedtutor"]["color"], *style.PALETTE), strict=False))
+    figure = style.new_figure(6, 3.2)
+    panel = figure.subplots()
+    for name, rows in every.items():
+        _curves(panel, rows, 0, colors[name], 1.6)
+    panel.set(xlabel="round", ylabel="test accuracy, %", xlim=(0, 300), ylim=(70, 90))
+    _legend(figure, colors)
+    return figure
+
+
+def _curves(panel: Axes, rows: Runs, fair: int, color: str, width: float) -> None:
+    """The mean over seeds of a model's accuracy, and of its average over rounds from a round on."""
+    rounds = [number for number, *_ in rows.iloc[0]["curve"]]
+    for place, line, first in ((1, "-", 0), (2, DASHED, fair)):
+        means = [statistics.fmean(point[place] for point in points) for points in zip(*rows["curve"], strict=True)]
+        begin = rounds.index(first) if first else 0
+        panel.plot(rounds[begin:], means[begin:], linestyle=line, color=color, linewidth=width)
+
+
+def _legend(figure: Figure, colors: Mapping[str, str]) -> None:
+    handles = [Line2D([], [], color=color, linewidth=2) for color in colors.values()]
+    handles += [Line2D([], [], color=style.INK), Line2D([], [], color=style.INK, linestyle=DASHED)]
+    names = [*colors, "the model itself", "averaged over rounds"]
+    figure.legend(handles, names, loc="outside lower center", ncols=6)
 
 
 def draw_privacy() -> Figure:
@@ -708,7 +754,7 @@ def draw_privacy() -> Figure:
     return figure
 
 
-FIGURES = {"fedtutor.png": draw_fedtutor, "privacy.png": draw_privacy}
+FIGURES = {"fedtutor.png": draw_fedtutor, "rivals.png": draw_rivals, "privacy.png": draw_privacy}
 
 
 def drawn(draw: Callable[[], Figure]) -> bytes:

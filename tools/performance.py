@@ -16,6 +16,7 @@ RACES = {
     "race-cpu": "2 busy cores",
     "race-flower-cpu": "2 cores, here two threads, there two actors",
 }
+TITLES = {"fedtutor": "FedTutor with contrast, 128 + 256 images", "proxyfl": "ProxyFL, the weak views too"}
 RACED = {"cnn": "two convolutions", "resnet9": "ResNet-9", "pfl": "pfl-research", "flower": "Flower's simulation"}
 
 
@@ -57,6 +58,18 @@ def steps() -> str:
     ]
     head = ("images a step", "five lanes, ms", "textbook twin, ms", "times as fast", "convolutions alone, ms")
     return table(head, lines)
+
+
+def large_steps() -> str:
+    """SAGE's protocol: a step of all clients by the number of lanes."""
+    found = read("lanes-large")
+    lines = [
+        (TITLES[case["method"]], *(f"{found['clients'] * one['ms_per_client_step']['median']:.1f}" for one in by_lanes))
+        for case in found["measured"]
+        for by_lanes in [sorted(case["by_lanes"], key=lambda one: one["lanes"])]
+    ]
+    head = [f"{one['lanes']} lane{'s'[: one['lanes'] > 1]}" for one in reversed(found["measured"][0]["by_lanes"])]
+    return table((f"ms a step of {found['clients']} clients", *head), lines)
 
 
 def plain_loops() -> str:
@@ -120,6 +133,7 @@ def many_clients() -> str:
 TABLES = {
     "whole-runs": whole_runs,
     "steps": steps,
+    "large-steps": large_steps,
     "plain-loops": plain_loops,
     "augmentation": augmentation,
     "real-federation": federation,
