@@ -263,6 +263,10 @@ BAD = [
     (replace_array("theta", lambda v: {"theta": v[:-1]}), "sent 'theta' with shape"),
     (replace_array("theta", lambda v: {"weights": v}), "sent arrays statistics, weights"),
     (replace_array("theta", lambda v: {"theta": v, "more": v}), "sent arrays more, statistics, theta"),
+    (
+        replace_array("theta", lambda v: {"theta": v, "\ud800": v}),
+        "sent arrays statistics, theta, \N{REPLACEMENT CHARACTER}",
+    ),
     (replace_array("theta", lambda v: {"theta": np.tile(v, 9)}), "bytes of arrays, expected at most"),
     (replace_array("theta", lambda v: {"theta": v.astype(np.float32)}), "sent 'theta' as float32, expected float64"),
     (replace_array("theta", lambda v: {"theta": np.array(["a"])}), "sent arrays that cannot be read"),
