@@ -44,6 +44,21 @@ def test_a_message_of_an_insider_does_not_break_the_chain(tmp_path):
     assert audit.read(tmp_path / audit.FILE).problem == ""
 
 
+def test_an_entry_for_which_the_disk_has_no_room_is_an_error(tmp_path):
+    """The server would hand out its hash, or the site send its update, as if it were there."""
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom feddure.flower.app.audit import AuditLog\n"
+        "log = AuditLog(Path(sys.argv[1]))\nlog.write('first')\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\nlog.write('second', text='x' * 500)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "the audit log cannot be written (the disk is full)" in done.stderr
+    AuditLog(tmp_path).write("third")
+    found = audit.read(tmp_path / audit.FILE)
+    assert [entry["event"] for entry in found.entries] == ["first", "a line was torn", "third"]
+    assert found.problem == ""
+
+
 def change(lines):
     lines[2] = lines[2].replace(b'"number": 2', b'"number": 7')
 
@@ -202,6 +217,11 @@ def test_a_site_that_forgets_a_round_disagrees_with_the_server(tmp_path):
     short = dataclasses.replace(site, entries=site.entries[:1])
     (line,) = audit.compare(servers, short)
     assert "round 2: the server received 222222222222, and the site's log has nothing of it" in line
+
+
+def test_a_line_of_a_strangers_log_that_is_nested_too_deep_is_no_entry(tmp_path):
+    (tmp_path / audit.FILE).write_bytes(b"[" * 100_000 + b"\n")
+    assert "was changed" in audit.read(tmp_path / audit.FILE).problem
 
 
 def test_a_servers_log_is_compared_with_a_sites(tmp_path):

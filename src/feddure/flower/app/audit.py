@@ -47,7 +47,9 @@ class AuditLog:
                         line = _line(_TORN, before, {"sha256": _hash(torn)})
                         added, before = added + line + b"\n", _hash(line)
                     line = _line(event, before, facts)
-                    os.write(descriptor, added + line + b"\n")
+                    added += line + b"\n"
+                    if os.write(descriptor, added) != len(added):
+                        raise OSError(None, "the disk is full")
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -157,7 +159,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         return entry if isinstance(entry["event"], str) and isinstance(entry["before"], str) else None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
