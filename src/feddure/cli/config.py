@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from feddure.cli.options import ConfigFile, Preset, Sets
+from feddure.cli.tables import listing
 
 
 def show(
@@ -37,7 +37,7 @@ def show(
             console.print(f"[bold]{escape(row.key)}[/] = {escape(row.default)}[dim]{escape(values)}[/]", soft_wrap=True)
             console.print(f"    {escape(row.meaning)}")
     elif preset is None and file is None and not sets:
-        table = Table("preset", "what it is")
+        table = listing("preset", "what it is")
         for name in experiments.presets():
             table.add_row(name, experiments.about(name))
         console.print(table)

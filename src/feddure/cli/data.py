@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from feddure import plugins
 from feddure.cli import own_images
-from feddure.cli.options import DataDir, SkipDamaged
+from feddure.cli.options import AsJson, DataDir, SkipDamaged
+from feddure.cli.tables import folded, listing, numbers
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset, measure
 from feddure.data.sources.fetch import fetch as fetch_dataset
@@ -28,7 +28,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `feddure data list` names it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone, for scripts.")]
 
 
 @app.command("list")
@@ -51,10 +50,7 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             ]
         )
         return
-    table = Table("name", "what it is", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("classes", justify="right")
-    table.add_column("train + test", justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold")
+    table = listing("name", "what it is", *numbers("classes", "train + test"), folded("where"))
     for source, path in rows:
         size = "" if source.train is None else f"{source.train:,} + {source.test:,}"
         where = _where(source, path, folder)
@@ -257,9 +253,7 @@ def _of_sites(sites: list[dict[str, Any]]) -> Table:
 
 def _table(what: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[int]]]) -> Table:
     """A row of counts for each class or site."""
-    table = Table(what)
-    for column in columns:
-        table.add_column(escape(column), justify="right")
+    table = listing(what, *numbers(*map(escape, columns)))
     for name, counts in rows:
         table.add_row(escape(name), *(f"{count:,}" for count in counts))
     return table

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from feddure.cli.options import AllowModules
+from feddure.cli.options import AllowModules, WhichModel
 from feddure.cli.tables import plain_console
 
 
@@ -20,12 +20,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="The file to write; default: in the run's folder, with its name.")
     ] = None,
-    which: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."
-        ),
-    ] = "auto",
+    which: WhichModel = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     allow_modules: AllowModules = False,
 ) -> None:

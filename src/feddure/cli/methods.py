@@ -2,9 +2,9 @@
 
 import inspect
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+
+from feddure.cli.tables import listing
 
 
 def methods() -> None:
@@ -14,7 +14,7 @@ def methods() -> None:
     """
     from feddure.methods import METHODS
 
-    table = Table("method", "what it is", "unlabelled", "options", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = listing("method", "what it is", "unlabelled", "options")
     for name, method in METHODS.items():
         about = (inspect.getdoc(method) or "").partition("\n")[0]
         sections = ", ".join(f"{section}.*" for section in method.sections() if section != "options")

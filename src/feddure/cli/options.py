@@ -28,6 +28,11 @@ AllowModules = Annotated[
     typer.Option("--allow-modules", help="Import, and so run, the modules that a file names; for files you trust."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else, for scripts.")]
+WhichModel = Annotated[
+    str,
+    typer.Option("--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."),
+]
 DatasetName = Annotated[
     str | None,
     typer.Option("--dataset", help="Data set name (`feddure data list`) or path of your images."),

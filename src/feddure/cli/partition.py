@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from feddure import config, plugins
-from feddure.cli.options import DataDir, expect_writable, make_folder_of
+from feddure.cli.options import AsJson, DataDir, expect_writable, make_folder_of
+from feddure.cli.tables import listing, numbers
 from feddure.data import sources
 from feddure.data.partition import describe, expect_clients, make, summarise
 from feddure.errors import ConfigError
@@ -69,7 +69,7 @@ def partition(
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw class × client as bubbles (.png, .svg or .pdf)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
     every: Annotated[bool, typer.Option("--all", help="List every client, however many.")] = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -147,11 +147,8 @@ def _show(report: dict[str, Any], every: bool, files: list[Path]) -> None:
     parameters, clients = report["parameters"], report["clients"]
     console = Console(highlight=False, soft_wrap=True)
     title = f"{parameters['dataset']}, {parameters['setting']}, {len(clients):,} clients, seed {parameters['seed']}"
-    table = Table(title=escape(title))
-    for name in ("client", *_KINDS):
-        table.add_column(name, justify="right")
-    for kind in _KINDS:
-        table.add_column(f"absent among {kind}")
+    absent_among = [f"absent among {kind}" for kind in _KINDS]
+    table = listing(*numbers("client", *_KINDS), *absent_among, title=escape(title))
     for client in clients if every else clients[:SHOWN]:
         table.add_row(*_row(client))
     if not every:

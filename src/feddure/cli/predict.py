@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from feddure.cli.options import AllowModules, expect_writable, make_folder_of
-from feddure.cli.tables import plain_console
+from feddure.cli.options import AllowModules, AsJson, WhichModel, expect_writable, make_folder_of
+from feddure.cli.tables import folded, listing, numbers, plain_console
 from feddure.files import readable
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ def predict(
         Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a safetensors or ONNX file.")
     ],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON an image, for scripts.")] = False,
+    as_json: AsJson = False,
     csv_file: Annotated[
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Also write a table with the probability of every class."),
@@ -37,12 +35,7 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="Classes to show for an image.")] = 3,
     batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images classified at once.")] = 64,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    which: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="averaged|last", help="Of a run; default: the averaged one where there is one."
-        ),
-    ] = "auto",
+    which: WhichModel = "auto",
     allow_modules: AllowModules = False,
 ) -> None:
     """Say what is on images: the most probable classes with their probabilities.
@@ -90,12 +83,7 @@ def _record(prediction: "Prediction", top: int) -> dict[str, Any]:
 
 
 def _show(found: Sequence["Prediction"], top: int) -> None:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("class")
-    table.add_column("probability", justify="right", no_wrap=True)
-    if top > 1:
-        table.add_column("runners-up")
+    table = listing(folded("file"), "class", *numbers("probability"), *(["runners-up"] if top > 1 else []))
     for prediction in found:
         if prediction.ranking:
             shares = [(name, f"{100 * share:.1f} %") for name, share in prediction.ranking[:top]]
@@ -114,9 +102,7 @@ def _show_evaluation(found: dict[str, Any], files: int) -> None:
     if others := found["other_folders"]:
         console.print(f"not counted, as no class is called so: {', '.join(others)}")
     console.print(f"accuracy {_share(found, 'accuracy')}")
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("class", "images", "sensitivity", "specificity"):
-        table.add_column(column, justify="left" if column == "class" else "right", no_wrap=column != "class")
+    table = listing("class", *numbers("images", "sensitivity", "specificity"))
     for row in found["classes"]:
         cells = row["class"], f"{row['images']:,}", _share(row, "sensitivity"), _share(row, "specificity")
         table.add_row(*map(Text, cells))

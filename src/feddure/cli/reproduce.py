@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from feddure.cli import grids
+from feddure.cli import grids, tables
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
-from feddure.cli.tables import show_page
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError, RunError, did_you_mean
 
@@ -167,7 +164,7 @@ def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str
     if what in ("claims", "tables", "all"):
         written.append(report.write_claims(report.all_claims(store), store.folder))
     for path in written:
-        show_page(path)
+        tables.show_page(path)
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
@@ -178,9 +175,8 @@ def _show_plan(cells: "list[Cell]", store: "Store") -> None:
     from feddure.tracking.summary import duration
 
     measured = list(store.measurements())
-    table = Table("study", "data set", "settings", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("methods", "seeds", "cells", "measured", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    counted = tables.numbers("methods", "seeds", "cells", "measured", "time")
+    table = tables.listing("study", "data set", "settings", *counted)
     for (study, dataset), group in groupby(cells, lambda cell: (cell.study, cell.experiment.dataset)):
         own = list(group)
         left = unmeasured(own, store)

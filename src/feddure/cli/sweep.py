@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from feddure.cli import grids
 from feddure.cli.options import AllowModules, DataDir, Init, Track, names
-from feddure.cli.tables import plain_console, table
+from feddure.cli.tables import listing, numbers, plain_console, table
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Store
@@ -100,7 +98,7 @@ def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = 
     several = len(leaderboards) > 1
     for leaderboard in leaderboards:
         title = f"{wanted.name}: {leaderboard.title}" if several else wanted.name
-        caption = None if several else explanation
+        caption = "" if several else explanation
         Console().print("", table(title, leaderboard.table(brief=True), caption, numbers_from=2, wrapped="combination"))
         console.print(leaderboard.verdict() if several else f"\n{leaderboard.verdict()}")
     if several:
@@ -112,9 +110,7 @@ def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = 
 
 
 def _show_plan(wanted: "Sweep", store: "Store") -> None:
-    listed = Table("combination", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("seeds", "measured"):
-        listed.add_column(name, justify="right", no_wrap=True)
+    listed = listing("combination", *numbers("seeds", "measured"))
     for point in wanted.points[:_MOST_LINES]:
         measured = sum(store.has(cell) for cell in point.cells)
         listed.add_row(escape(point.name), str(len(point.cells)), str(measured))

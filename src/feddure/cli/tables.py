@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,24 +28,31 @@ def tell_error(text: str) -> None:
     console.print("".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text))
 
 
+def listing(*columns: str | Column, title: str | None = None) -> Table:
+    """An empty table in the look of all that commands print."""
+    return Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+
+
+def numbers(*names: str) -> list[Column]:
+    """Columns whose values are aligned to the right and never broken."""
+    return [Column(name, justify="right", no_wrap=True) for name in names]
+
+
+def folded(name: str = "") -> Column:
+    """A column of paths and other long words, which is folded where there is no room."""
+    return Column(name, overflow="fold")
+
+
 def show_page(path: Path) -> None:
     """The Markdown beside a page; formulas keep their _."""
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     Console().print(Markdown(text.replace("_", r"\_")))
 
 
-def table(
-    title: str, frame: "pd.DataFrame", caption: str | None = None, numbers_from: int = 99, wrapped: str = ""
-) -> Table:
+def table(title: str, frame: "pd.DataFrame", caption: str = "", numbers_from: int = 99, wrapped: str = "") -> Table:
     """A frame of texts; columns from `numbers_from` on are aligned to the right, and only `wrapped` is wrapped."""
-    found = Table(
-        title=escape(title),
-        title_justify="left",
-        caption=caption and escape(caption),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    found = listing(title=escape(title))
+    found.caption, found.caption_justify = escape(caption), "left"
     for place, name in enumerate(frame.columns):
         right = place >= numbers_from
         head = fill(str(name), _WIDEST_HEAD, break_long_words=False) if right else str(name)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feddure.cli.options import expect_writable, make_folder_of
+from feddure.cli.options import AsJson, expect_writable, make_folder_of
 from feddure.cli.tables import show_page
 from feddure.errors import ConfigError
 
@@ -22,7 +22,7 @@ def theory(
     ] = 4096,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: images and starting points.")] = 3,
     e: Annotated[float, typer.Option("--e", help="The theorems' constant e (and k) in η_s = min(1, e/T).")] = 16.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the paper's two theorems on a small smooth network, each beside a control.
 

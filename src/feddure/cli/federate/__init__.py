@@ -12,7 +12,7 @@ import typer
 
 from feddure.cli.federate import sites as site_commands
 from feddure.cli.federate.sites import Folder, SiteName, server_folder
-from feddure.cli.options import Init, Sets, names
+from feddure.cli.options import AsJson, Init, Sets, names
 from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
 
@@ -38,7 +38,6 @@ Images = Annotated[
         "--data", help="The site's images: labelled/CLASS/ and unlabelled/; folder:PATH?depth=12 for 12-bit files."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="Bound on the Euclidean norm of an update.")]
 Noise = Annotated[
     float | None,

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.bar import Bar
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from feddure.cli.tables import plain_console
+from feddure.cli.tables import folded, listing, numbers, plain_console
 from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
 
@@ -46,10 +45,7 @@ def show_made(folder: "ServerFolder", description: Description) -> None:
 def show_check(found: "CheckResult") -> None:
     """A site's check-up: findings, counts with bars, and unreadable files."""
     console = Console(highlight=False)
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table(Column(no_wrap=True), Column(no_wrap=True), folded(), box=None, show_header=False)
     for finding in found.findings:
         table.add_row(_MARKS[finding.level], finding.what, _text(finding.text))
     console.print(table)
@@ -66,10 +62,7 @@ def show_check(found: "CheckResult") -> None:
 
 
 def _counts(found: "CheckResult") -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("class", overflow="fold")
-    table.add_column("images", justify="right")
-    table.add_column("", no_wrap=True)
+    table = listing(folded("class"), *numbers("images"), "")
     most = max(*found.labelled.values(), 1)
     for name, count in found.labelled.items():
         table.add_row(_text(name), f"{count:,}", Bar(most, 0, count, width=_BAR_WIDTH, color="blue"))
@@ -88,9 +81,8 @@ def show_run(finished: "Run") -> None:
 
     tests = [record.get("test") or {} for record in finished.metrics]
     shown = [name for name in TITLES if any(known(test, name) is not None for test in tests)]
-    table = Table("round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # eight columns in 80 characters
-    for name in ("sites", *(TITLES[name] for name in shown), "seconds"):
-        table.add_column(name, justify="right")
+    scores = [Column(TITLES[name], justify="right") for name in shown]  # eight columns in 80 characters
+    table = listing("round", *numbers("sites"), *scores, *numbers("seconds"))
     seconds = {line["round"]: line["seconds"] for line in finished.timing}
     for record, test in zip(finished.metrics, tests, strict=True):
         number = record["round"]
@@ -115,7 +107,7 @@ def show_status(found: "Status", folder: Path) -> None:
         console.print(f"{escape(found.federation)}: the server does not run on this machine")
         return
     console.print(f"{escape(found.federation)} at {escape(found.server)}: the server runs")
-    table = Table("site", "status", "since", "images", box=None, padding=(0, 1))
+    table = listing("site", "status", "since", "images")
     for site in found.sites:
         status = "registered, not seen yet" if site.status == "registered" else site.status
         colour = _COLOURS.get(site.status, "default")
@@ -126,10 +118,7 @@ def show_status(found: "Status", folder: Path) -> None:
     if not found.runs:
         console.print("\nno runs yet")
         return
-    table = Table("run", "status", box=None, padding=(0, 1))
-    for name in ("round", "accuracy", "time"):
-        table.add_column(name, justify="right")
-    table.add_column("folder")
+    table = listing("run", "status", *numbers("round", "accuracy", "time"), "folder")
     for run in found.runs:
         table.add_row(
             _text(run.run),
@@ -154,7 +143,7 @@ def show_status(found: "Status", folder: Path) -> None:
 def show_audit(found: "Audit") -> None:
     """An audit log's entries, and whether they are what was written."""
     console = Console(highlight=False, width=200)  # in a narrow pipe nothing is to be cut
-    table = Table("time", "event", "what", box=None, padding=(0, 1))
+    table = listing("time", "event", "what")
     for entry in found.entries:
         facts = {key: value for key, value in entry.items() if key not in ("time", "event", "before", "sites")}
         table.add_row(_text(entry.get("time", "")), _text(entry["event"]), _text(_facts(facts)))
