@@ -125,7 +125,8 @@ def compare(
 
 def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     from feddure.methods import title as method_name
-    from feddure.studies import compare as study
+    from feddure.studies import plan as files
+    from feddure.studies.compare import resume_command
     from feddure.tracking.summary import duration
 
     experiment = view.runs[0].experiment
@@ -136,9 +137,9 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     console = plain_console()
     for sentence in view.joining.sentences() if view.joining is not None else ():
         console.print(f"\n{sentence}")
-    console.print(f"\nreport  {folder / study.REPORT_FILE}")
-    console.print(f"tables  {folder / study.TABLE_FILE}\n        {folder / study.PAIRED_FILE}")
+    console.print(f"\nreport  {folder / files.REPORT_FILE}")
+    console.print(f"tables  {folder / files.TABLE_FILE}\n        {folder / files.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
     if len(plan.seeds) == 1:
         further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
-        console.print(f"seeds   add some: {study.resume_command(folder, plan, experiment)} --seeds {further}")
+        console.print(f"seeds   add some: {resume_command(folder, plan, experiment)} --seeds {further}")

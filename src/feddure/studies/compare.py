@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,26 +24,19 @@ from feddure.files import expect_free, write_whole
 from feddure.simulation import runs
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation
+from feddure.studies import compare_report
 from feddure.studies.grid import failures as grid_failures
 from feddure.studies.grid import jobs
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.runner import GridStopped, new_command
 from feddure.studies.grid.store import Cell, Store
-from feddure.studies.plan import PLAN_FILE, Plan, read_plan, run_folder
-from feddure.studies.plan import REPORT_FILE as REPORT_FILE
-from feddure.studies.plan import TABLE_FILE as TABLE_FILE
+from feddure.studies.plan import PLAN_FILE, REFERENCE, Plan, read_plan, run_folder
 from feddure.tracking import records, tracker
 from feddure.tracking.console import Progress, SideBySide
 from feddure.tracking.tracker import trackers
 
-if TYPE_CHECKING:
-    from feddure.studies.compare_report import View
-
-PAIRED_FILE, SITES_FILE = "paired.csv", "sites.csv"
 _MOST_JOBS = 4
 _WORTH_A_PROCESS = 50_000  # images in all steps of all runs: a process takes seconds to start
-REFERENCE = "fedavg-matched"
-"""Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
 
 
 def make_plan(
@@ -139,7 +132,7 @@ def compare(
     processes: int = 1,
     arguments: Sequence[str] = (),
     started: Callable[[], None] = lambda: None,
-) -> "View":
+) -> compare_report.View:
     """Run all of a plan that is not finished yet, and write tables and report.
 
     `experiment` says everything but the method and the seed. A method that an error of its own ends takes no other
@@ -147,8 +140,6 @@ def compare(
     command with these `arguments` share the runs (each calls `work`); what they leave, as one that is killed, is run
     here. `started` is called once it is known that one of the methods can be run, before anything is written.
     """
-    from feddure.studies import compare_report  # it knows the plan
-
     wanted = check(plan, experiment, folder, resume)
     tracker.expect(track)
     if not any(path.exists() for path in wanted):

@@ -17,9 +17,8 @@ from feddure.reports.names import data_size
 from feddure.reports.page import Group, Section, Text, embed, table
 from feddure.reports.run_report import write_report
 from feddure.studies import joining
-from feddure.studies.compare import PAIRED_FILE, SITES_FILE
 from feddure.studies.grid.failures import Problem
-from feddure.studies.plan import REPORT_FILE, TABLE_FILE, Plan
+from feddure.studies.plan import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FILE, Plan
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, duration, number

@@ -15,7 +15,7 @@ from feddure.methods import title as method_name
 from feddure.reports import frame, inline, style
 from feddure.reports.figures import WIDE, Figure
 from feddure.reports.frame import Difference, signed
-from feddure.studies.compare import REFERENCE
+from feddure.studies.plan import REFERENCE
 from feddure.tracking.records import Run
 from feddure.tracking.sites import site_accuracies
 from feddure.tracking.summary import NOTHING, evaluations

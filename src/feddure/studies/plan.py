@@ -9,7 +9,11 @@ import yaml
 from feddure.errors import RunError
 from feddure.files import parse_yaml, read_regular
 
-PLAN_FILE, TABLE_FILE, REPORT_FILE = "comparison.yaml", "comparison.csv", "report.html"
+PLAN_FILE, REPORT_FILE = "comparison.yaml", "report.html"
+TABLE_FILE, PAIRED_FILE, SITES_FILE = "comparison.csv", "paired.csv", "sites.csv"
+
+REFERENCE = "fedavg-matched"
+"""Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
 
 
 @dataclass(frozen=True)

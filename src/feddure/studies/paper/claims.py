@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from feddure.reports.frame import Difference, paired, signed
-from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.plan import SETTINGS, STUDIES, axis_text, method_name, printed
 from feddure.studies.paper.rows import Row
+from feddure.studies.plan import REFERENCE
 from feddure.studies.theory import report as theory
 from feddure.tracking.summary import display_name
 

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from feddure.reports import figures, frame, inline, style
-from feddure.studies.compare import REFERENCE
 from feddure.studies.paper.plan import STUDIES, method_name
 from feddure.studies.paper.rows import Row, grids, panels, runs_of
+from feddure.studies.plan import REFERENCE
 from feddure.tracking.summary import display_name
 
 OURS, PAPER = style.BLUE, style.VERMILION

@@ -16,8 +16,8 @@ from typing import Any
 from feddure import experiments, methods
 from feddure.config import Experiment
 from feddure.errors import ConfigError
-from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
+from feddure.studies.plan import REFERENCE
 
 PRESETS = ("aaai24", "aaai24-fine")
 """The paper's set-up, read in two ways."""

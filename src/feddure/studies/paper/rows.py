@@ -12,9 +12,9 @@ import pandas as pd
 
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread
-from feddure.studies.compare import REFERENCE
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.plan import PRESETS, STUDIES, axis_text, is_apart, method_name, printed, reference_cell
+from feddure.studies.plan import REFERENCE
 from feddure.tracking.summary import NOTHING, display_name
 
 NOT_MEASURED, FAILED, DIRTY = "not measured", "failed", "†"
