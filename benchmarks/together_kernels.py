@@ -2,6 +2,7 @@
 
 Images lie as [clients, images, height, width, channels], weights as [clients, outputs, taps, inputs]; both come and go
 as PyTorch's views of that, [clients, images, channels, height, width] and [clients, outputs, inputs, kernel, kernel].
+What belongs to clients that are not active is not computed.
 """
 
 import os
@@ -27,11 +28,13 @@ tuned = partial(triton.autotune, CONFIGS, do_bench=partial(triton.testing.do_ben
 
 @tuned(key=["N", "SIDE", "FROM", "IN", "OUT", "STRIDE", "BACKWARD"])
 @triton.jit
-def _gather(x, w, y, x_apart, w_apart, N: tl.constexpr, SIDE: tl.constexpr, FROM: tl.constexpr, IN: tl.constexpr,
-            OUT: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+def _gather(x, w, y, active, x_apart, w_apart, N: tl.constexpr, SIDE: tl.constexpr, FROM: tl.constexpr,
+            IN: tl.constexpr, OUT: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
             BACKWARD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
     """y [N, SIDE, SIDE, OUT] of x [N, FROM, FROM, IN] by w [OUT, taps, IN], or BACKWARD by w [IN, taps, OUT]."""
     tile, column, client = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tl.load(active + client) == 0:
+        return
     TAPS: tl.constexpr = KERNEL * KERNEL
     BLOCKS: tl.constexpr = (IN + INNER - 1) // INNER
     pixel = tile * ROWS + tl.arange(0, ROWS)
@@ -65,9 +68,9 @@ def _gather(x, w, y, x_apart, w_apart, N: tl.constexpr, SIDE: tl.constexpr, FROM
 
 @tuned(key=["N", "SIDE", "FROM", "IN", "OUT", "STRIDE", "PARTS"])
 @triton.jit
-def _weights(x, g, w, x_apart, g_apart, N: tl.constexpr, SIDE: tl.constexpr, FROM: tl.constexpr, IN: tl.constexpr,
-             OUT: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PARTS: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
+def _weights(x, g, w, active, x_apart, g_apart, N: tl.constexpr, SIDE: tl.constexpr, FROM: tl.constexpr,
+             IN: tl.constexpr, OUT: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+             PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
     """w [PARTS, OUT, taps, IN], the weights' gradient, of x [N, FROM, FROM, IN] and g [N, SIDE, SIDE, OUT], by parts
     of the pixels."""
     FIELD: tl.constexpr = KERNEL * KERNEL * IN
@@ -75,6 +78,8 @@ def _weights(x, g, w, x_apart, g_apart, N: tl.constexpr, SIDE: tl.constexpr, FRO
     SHARE: tl.constexpr = ((PIXELS + PARTS - 1) // PARTS + INNER - 1) // INNER * INNER
     tile, column, both = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     client, part = (both // PARTS).to(tl.int64), both % PARTS
+    if tl.load(active + client) == 0:
+        return
     outputs = tile * ROWS + tl.arange(0, ROWS)
     field = column * COLUMNS + tl.arange(0, COLUMNS)
     tap, inputs = field // IN, field % IN
@@ -102,7 +107,7 @@ def _weights(x, g, w, x_apart, g_apart, N: tl.constexpr, SIDE: tl.constexpr, FRO
 def takes(kind: str, *arguments: Any) -> bool:
     """Whether the kernels know this convolution."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    square = all(tensor.shape[-1] == tensor.shape[-2] for tensor in tensors)
+    square = all(tensor.shape[-1] == tensor.shape[-2] for tensor in tensors if tensor.dim() > 1)
     return square and tensors[0].dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -111,30 +116,33 @@ def run(kind: str, *arguments: Any) -> Tensor:
     return {"forward": forward, "images": images, "weights": weights}[kind](*arguments)
 
 
-def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+def forward(x: Tensor, w: Tensor, active: Tensor, stride: int, padding: int) -> Tensor:
     clients, number, channels, side, _ = x.shape
     outputs, kernel = w.shape[1], w.shape[3]
     y = _empty(x, clients, number, outputs, (side + 2 * padding - kernel) // stride + 1)
-    return _gathered(x, w, y, channels, outputs, stride, padding, False)
+    return _gathered(x, w, y, active, channels, outputs, stride, padding, False)
 
 
-def images(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+def images(g: Tensor, w: Tensor, x: Tensor, active: Tensor, stride: int, padding: int) -> Tensor:
     clients, number, channels, side, _ = x.shape
-    return _gathered(g, w, _empty(g, clients, number, channels, side), g.shape[2], channels, stride, padding, True)
+    y = _empty(g, clients, number, channels, side)
+    return _gathered(g, w, y, active, g.shape[2], channels, stride, padding, True)
 
 
-def _gathered(x: Tensor, w: Tensor, y: Tensor, ins: int, outs: int, stride: int, padding: int, back: bool) -> Tensor:
+def _gathered(
+    x: Tensor, w: Tensor, y: Tensor, active: Tensor, ins: int, outs: int, stride: int, padding: int, back: bool
+) -> Tensor:
     clients, number, _, side, _ = y.shape
 
     def grid(chosen: dict[str, int]) -> tuple[int, int, int]:
         return triton.cdiv(number * side * side, chosen["ROWS"]), triton.cdiv(outs, chosen["COLUMNS"]), clients
 
     apart = x.stride(0), w.stride(0)
-    _gather[grid](x, w, y, *apart, number, side, x.shape[-1], ins, outs, w.shape[3], stride, padding, back)
+    _gather[grid](x, w, y, active, *apart, number, side, x.shape[-1], ins, outs, w.shape[3], stride, padding, back)
     return y
 
 
-def weights(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+def weights(g: Tensor, w: Tensor, x: Tensor, active: Tensor, stride: int, padding: int) -> Tensor:
     clients, number, outputs, side, _ = g.shape
     channels, kernel = w.shape[2], w.shape[3]
     field = kernel * kernel * channels
@@ -146,7 +154,7 @@ def weights(g: Tensor, w: Tensor, x: Tensor, stride: int, padding: int) -> Tenso
         return triton.cdiv(outputs, chosen["ROWS"]), triton.cdiv(field, chosen["COLUMNS"]), clients * parts
 
     sizes = number, side, x.shape[-1], channels, outputs, kernel, stride, padding, parts
-    _weights[grid](x, g, found, x.stride(0), g.stride(0), *sizes)
+    _weights[grid](x, g, found, active, x.stride(0), g.stride(0), *sizes)
     return (found.sum(1) if parts > 1 else found[:, 0]).to(x.dtype).movedim(-1, 2)
 
 
