@@ -2,6 +2,7 @@
 
 import threading
 
+import httpx
 import pytest
 
 import federated
@@ -35,20 +36,29 @@ def test_every_node_is_asked_once(root):
     assert {client: site.name for client, site in found.by_client.items()} == dict(enumerate(federated.SITES))
 
 
-def test_an_answer_that_cannot_be_put_together_is_that_sites_problem_alone(root, monkeypatch, capsys):
+CANNOT = [
+    KeyError("arraychunk_ids"),
+    httpx.HTTPStatusError(
+        "Server error '500'", request=httpx.Request("POST", "https://x"), response=httpx.Response(500)
+    ),
+]
+
+
+@pytest.mark.parametrize("problem", CANNOT, ids=["here", "at the SuperLink"])
+def test_an_answer_that_cannot_be_put_together_is_that_sites_problem_alone(root, monkeypatch, capsys, problem):
     nodes, whole = federated.grid(root), federated.OneProcess.pull_messages
 
     def pull(self, numbers):
         numbers = list(numbers)
         if any(self._replies[number].metadata.src_node_id == 12 for number in numbers if number in self._replies):
-            raise KeyError("arraychunk_ids")
+            raise problem
         return whole(self, numbers)
 
     monkeypatch.setattr(federated.OneProcess, "pull_messages", pull)
     found = make(nodes)
     found.update()
     assert sorted(found.by_client) == [0, 2]
-    assert "cannot be put together (KeyError" in capsys.readouterr().out
+    assert f"cannot be put together ({type(problem).__name__}" in capsys.readouterr().out
 
 
 def test_an_answer_whose_arrays_do_not_come_keeps_no_other_waiting(root, monkeypatch):

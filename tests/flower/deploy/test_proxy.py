@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime
+import math
 import os
 import socket
 import ssl
@@ -315,6 +316,15 @@ class TestKeys:
         assert answer.status_code == status
         assert [request[1] for request in authenticated.superlink.requests] == [path] * (status == 200)
         assert authenticated.ask("POST", path, b"\xff\xff", self.headers(made)).status_code == 400
+
+    @pytest.mark.parametrize("times", [{"created_at": math.nan}, {"ttl": math.inf}])
+    def test_an_answer_of_no_time_stops_at_the_proxy(self, authenticated, made, times):
+        """The SuperLink would keep it, and fail each time that the run asks for it."""
+        about = Metadata(src_node_id=7, dst_node_id=1, reply_to_message_id="a question", message_type="train", **times)
+        content = PushMessagesRequest(node=Node(node_id=7), messages_list=[ProtoMessage(metadata=about)])
+        path = "/v1/fleet/push-messages"
+        answer = authenticated.ask("POST", path, content.SerializeToString(), self.headers(made))
+        assert answer.status_code == 400
 
     def test_strangers_are_turned_away_before_their_body_is_read(self, authenticated, made):
         authenticated.superlink.requests.clear()

@@ -103,9 +103,9 @@ class PendingMessages:
         def fetch() -> None:
             try:
                 fetched.set_result(list(self._grid.pull_messages([number]))[:1])
-            except (httpx.HTTPError, OSError) as problem:  # it is the SuperLink that does not answer
+            except (httpx.TransportError, OSError) as problem:  # it is the SuperLink that does not answer
                 fetched.set_exception(problem)
-            except Exception as problem:  # whatever a site sends must not end the run
+            except Exception as problem:  # whatever a site sends must not end the run, at the SuperLink neither
                 reason = f"a message that cannot be put together ({type(problem).__name__}: {one_line(problem, 80)})"
                 fetched.set_result([_error(reason)])
 

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import datetime
 import json
+import math
 import re
 import socket
 import threading
@@ -432,7 +433,7 @@ async def _own_answers(body: AsyncIterator[bytes]) -> bytes:
     """A request with messages, where each answers something and is of the node that sends it.
 
     The SuperLink looks at who sends the request, not at what the messages in it say: a message that answers nothing it
-    would hand to another site, as the server's own.
+    would hand to another site, as the server's own; one with a time that is no number it could never hand on.
     """
     content = b"".join([chunk async for chunk in body])
     try:
@@ -442,6 +443,8 @@ async def _own_answers(body: AsyncIterator[bytes]) -> bytes:
     about = [message.metadata for message in request.messages_list]
     if not all(one.reply_to_message_id and one.src_node_id == request.node.node_id for one in about):
         raise BodyError(NOT_ITS_OWN)
+    if not all(math.isfinite(one.created_at + one.ttl) for one in about):
+        raise BodyError(400)
     return content
 
 
