@@ -1,5 +1,7 @@
 """Experiments: presets, files, changes, and messages a person understands."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
@@ -9,6 +11,7 @@ import feddure
 from feddure import config, experiments, methods
 from feddure.errors import ConfigError
 from feddure.reports import names
+from feddure.studies.grid.store import Cell, Store
 
 GOLDEN = "41d515992dad56e3"
 
@@ -118,6 +121,12 @@ def test_the_numbers_of_sages_protocol():
     assert (sage.optimizer.name, sage.optimizer.learning_rate, sage.optimizer.momentum) == ("sgd", 0.1, 0.9)
     labels_only = experiments.load("cvpr25", changes={"method": "fedavg-matched"})
     assert methods.make(labels_only).steps(250, 2500, 256) == 95
+
+
+def test_the_published_runs_of_sages_protocol_are_the_presets():
+    store = Store(Path(__file__).parents[1] / "results" / "sage-300")
+    for method in ("fedtutor", "proxyfl"):
+        assert store.find(Cell("", "", experiments.load("cvpr25", changes={"method": method, "seed": 3})))
 
 
 def test_later_changes_win():
