@@ -5,45 +5,41 @@ import sys
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
+from commands import invoke
 from feddure import experiments
-from feddure.cli import app
 from feddure.version import VERSION
 
 
-def output(*arguments):
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def printed(*words):
+    return invoke(*words).stdout
 
 
 def test_presets_are_listed():
-    text = output("config")
+    text = printed("config")
     for name in experiments.presets():
         assert name in text
 
 
 def test_fields_are_listed_with_their_meaning():
-    text = output("config", "--fields")
+    text = printed("config", "--fields")
     for key in ("rounds", "partition.gamma", "server.ema", "engine.lanes"):
         assert key in text
     assert "Number of communication rounds" in " ".join(text.replace("│", " ").split())
 
 
 def test_a_complete_configuration_that_can_be_used_again(tmp_path):
-    text = output("config", "--preset", "aaai24", "--set", "partition.gamma=0.3")
+    text = printed("config", "--preset", "aaai24", "--set", "partition.gamma=0.3")
     (tmp_path / "mine.yaml").write_text(text)
     assert experiments.load(file=tmp_path / "mine.yaml") == experiments.load("aaai24", sets=["partition.gamma=0.3"])
-    again = output("config", "--config", str(tmp_path / "mine.yaml"))
+    again = printed("config", "--config", str(tmp_path / "mine.yaml"))
     assert again == text
     assert yaml.safe_load(text)["partition"]["gamma"] == 0.3
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"]])
-def test_the_command_introduces_itself(arguments):
-    assert VERSION in output("--version")
-    assert output(*arguments)
+@pytest.mark.parametrize("option", ["--version", "--help", "-h"])
+def test_the_command_introduces_itself(option):
+    assert (VERSION if option == "--version" else "compare") in printed(option)
 
 
 def test_a_mistake_is_one_message_and_exit_code_2():
@@ -62,5 +58,5 @@ def test_help_comes_without_torch():
 
 
 def test_methods_are_listed_with_their_options():
-    printed = output("methods")
-    assert all(name in printed for name in ("fedtutor", "sage", "local", "feddure.*"))
+    text = printed("methods")
+    assert all(name in text for name in ("fedtutor", "sage", "local", "feddure.*"))

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from feddure.cli import data
+from commands import invoke
 from feddure.data import sources
 from feddure.data.sources import fashion
 
@@ -21,9 +20,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(data.app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return invoke("data", *arguments, exit_code=code).stdout
 
 
 def write_fashion(data_dir: Path, labels: tuple[int, ...] = tuple(range(10))) -> None:

@@ -2,23 +2,15 @@
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import folders
-from feddure import cli
+from commands import invoke
 from feddure.errors import RunError
 
 pytestmark = [
     pytest.mark.usefixtures("quiet"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
-
-
-def invoke(*arguments):
-    """Standard output and standard error of the command."""
-    result = CliRunner().invoke(cli.app, ["export", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -30,19 +22,19 @@ def invoke(*arguments):
 )
 def test_standard_output_is_the_file_and_nothing_else(tmp_path, kind, name, about):
     folder = folders.execute(tmp_path / "run").folder
-    output, notes = invoke(folder, "--format", kind)
-    assert output == f"{folder / name}\n"
+    found = invoke("export", folder, "--format", kind)
+    assert found.stdout == f"{folder / name}\n"
     assert (folder / name).is_file()
-    assert about in notes
+    assert about in found.stderr
 
 
 def test_options(tmp_path):
     folder = folders.execute(tmp_path / "run", **folders.LONG).folder
     target = tmp_path / "mine.pt"
-    invoke(folder, "--out", target)
+    invoke("export", folder, "--out", target)
     images = torch.full((1, 1, 8, 8), 99, dtype=torch.uint8)
     before = torch.jit.load(target)(images)
     with pytest.raises(RunError, match="--force"):
-        invoke(folder, "--out", target, "--model", "last")
-    invoke(folder, "--out", target, "--model", "last", "--force")
+        invoke("export", folder, "--out", target, "--model", "last")
+    invoke("export", folder, "--out", target, "--model", "last", "--force")
     assert not torch.equal(torch.jit.load(target)(images)[1], before[1])

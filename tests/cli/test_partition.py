@@ -5,32 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
-from typer.testing import CliRunner
 
 import tiny
-from feddure.cli import partition as command
+from commands import invoke
 from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset
 from feddure.data.partition import Partition
 from feddure.errors import ConfigError
 
-app = typer.Typer(rich_markup_mode="markdown")
-app.command("partition")(command.partition)
-
 
 def run(*arguments: str | Path) -> str:
-    """Standard output of the command."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return invoke("partition", *arguments).stdout
 
 
 def refuse(*arguments: str | Path) -> str:
     """The message with which the command refuses."""
     with pytest.raises(ConfigError) as caught:
-        CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        run(*arguments)
     return str(caught.value)
 
 
@@ -97,6 +89,7 @@ def test_sites_are_clients_by_name(own_data):
     assert [client["unlabelled"] for client in report["clients"]] == [0, 1, 1]
     assert report["clients"][1]["absent_unlabelled"] is None
     assert report["internal_imbalance"] is None
+    assert "has 3 sites" in refuse("--setting", "sites", "--clients", 4)
 
 
 def test_own_images_go_by_their_path(tmp_path):
@@ -107,10 +100,6 @@ def test_own_images_go_by_their_path(tmp_path):
     of_images = ("--dataset", f"{tmp_path / 'images'}?test=0", "--setting", "iid-iid", "--clients", 2)
     report = json.loads(run(*of_images, "--json"))
     assert [client["labelled_per_class"] for client in report["clients"]] == [[2, 2], [2, 2]]
-
-
-def test_a_number_of_clients_that_contradicts_the_sites_is_refused(own_data):
-    assert "has 3 sites" in refuse("--setting", "sites", "--clients", 4)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """`feddure predict` as a person and as a script sees it."""
 
-import csv
 import json
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
+import commands
 import folders
-from feddure import cli
 from feddure.errors import ConfigError, DataError, RunError
 from feddure.simulation import runs
 
@@ -33,9 +31,8 @@ def photos(tmp_path):
 
 def invoke(*arguments, code=0):
     """Standard output and standard error of the command."""
-    result = CliRunner().invoke(cli.app, ["predict", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result.stdout, result.stderr
+    found = commands.invoke("predict", *arguments, exit_code=code)
+    return found.stdout, found.stderr
 
 
 def as_records(text):
@@ -65,8 +62,7 @@ def test_a_line_of_json_an_image(run, photos):
 def test_a_table_for_spreadsheets(run, photos, tmp_path):
     (photos / "notes.txt").write_text("hello")
     output, _ = invoke(run, photos, "--csv", tmp_path / "new" / "table.csv", "--json", code=1)
-    with (tmp_path / "new" / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = commands.table(tmp_path / "new" / "table.csv")
     assert list(rows[0]) == ["file", "class", "probability", "a", "b", "c", "d", "error"]
     assert [row["class"] for row in rows[:3]] == [record["class"] for record in as_records(output)[:3]]
     for row in rows[:3]:
@@ -94,7 +90,7 @@ def test_an_unreadable_file_is_named_the_others_go_on_and_the_exit_code_is_1(run
 def test_an_exported_file_says_the_same_and_the_averaged_model_something_else(run, photos, tmp_path):
     wanted = as_records(invoke(run, photos, "--json", "--batch", 2)[0])
     out = tmp_path / "model.safetensors"
-    CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out)])
+    commands.invoke("export", run, "--out", out)
     found = as_records(invoke(out, photos, "--json", "--device", "cpu")[0])
     for one, other in zip(found, wanted, strict=True):
         assert one["class"] == other["class"]

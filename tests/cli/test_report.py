@@ -1,15 +1,10 @@
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from commands import invoke
 from feddure import experiments
-from feddure.cli.report import report
 from feddure.errors import RunError
 from feddure.experiments import load
 from feddure.tracking.records import Writer
-
-app = typer.Typer()
-app.command("report")(report)
 
 
 def make_run(folder, seed=0):
@@ -20,29 +15,22 @@ def make_run(folder, seed=0):
     return folder
 
 
-def invoke(*arguments):
-    """Standard output of the command, in one line."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout.strip()
-
-
 def test_the_report_of_one_run_lies_in_its_folder(tmp_path):
     run = make_run(tmp_path / "run")
-    assert invoke(run) == str(run / "report.html")
+    assert invoke("report", run).stdout == f"{run / 'report.html'}\n"
     assert "50.0" in (run / "report.html").read_text()
 
 
 def test_the_report_of_several_runs_lies_here(tmp_path, monkeypatch):
     runs = [make_run(tmp_path / "runs" / str(seed), seed) for seed in (0, 1)]
     monkeypatch.chdir(tmp_path)
-    assert invoke(*runs) == "report.html"
+    assert invoke("report", *runs).stdout == "report.html\n"
     assert "2 runs" in (tmp_path / "report.html").read_text()
 
 
 def test_the_file_can_be_chosen(tmp_path):
     run = make_run(tmp_path / "run")
-    invoke(run, "--out", tmp_path / "mine.html")
+    invoke("report", run, "--out", tmp_path / "mine.html")
     assert (tmp_path / "mine.html").is_file()
     assert not (run / "report.html").exists()
 
@@ -51,5 +39,5 @@ def test_a_folder_that_is_no_run_is_refused_and_nothing_is_written(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "other").mkdir()
     with pytest.raises(RunError, match=r"other: not a run folder, config\.yaml and metrics\.jsonl missing"):
-        invoke(run, tmp_path / "other", "--out", tmp_path / "out.html")
+        invoke("report", run, tmp_path / "other", "--out", tmp_path / "out.html")
     assert not (tmp_path / "out.html").exists()

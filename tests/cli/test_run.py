@@ -1,7 +1,6 @@
 """`feddure run`, from the command line to the report, and what it says when it cannot."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,25 +36,6 @@ def test_from_the_command_line_to_the_report(feddure, data, tmp_path):
     assert done.experiment.partition.clients == 4
     assert "<html" in (done.folder / "report.html").read_text()
     assert list(done.folder.glob("events.*"))
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        (["--method", "typo"], "method 'typo': expected one of"),
-        (["--model", "typo"], "model 'typo': expected one of"),
-        (["--clients", 10**5], "fewer labels (--set partition.labels_per_class or partition.label_fraction)"),
-        (["--set", "validation=0.9"], "sets 144 images aside"),
-        (["--set", "server.robust=median", "--method", "fedmatch"], "server.robust"),
-    ],
-    ids=str,
-)
-def test_no_folder_is_named_for_what_cannot_be_started(feddure, data, mistake, message):
-    code, _, err = feddure("run", "--dataset", data, *SMALL, *mistake)
-    assert code == 2
-    assert message in err
-    assert "run folder" not in err
-    assert "feddure watch" not in err
 
 
 @pytest.mark.usefixtures("quiet")
@@ -103,14 +83,6 @@ def test_a_run_is_replayed_from_its_configuration(feddure, data, tmp_path):
         assert (here / "one" / name).read_bytes() == (here / "two" / name).read_bytes()
 
 
-@pytest.mark.usefixtures("quiet")
-def test_to_resume_takes_the_folder(feddure):
-    code, _, err = feddure("run", "--preset", "demo", "--resume")
-    assert code != 0
-    assert "--resume was given without --out" in err
-    assert not list(Path.cwd().iterdir())
-
-
 def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
     assert feddure("run", "--dataset", data, *SMALL, "--out", "whole")[0] == 0
     with monkeypatch.context() as patch:
@@ -132,6 +104,7 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
         (["--dataset", data, *SMALL, "--out", "stopped"], "(--resume)"),
         (["--out", "stopped", "--resume", "--rounds", 9], "rounds: 2 there, 9 given"),
         (["--resume"], "name the folder"),
+        (["--preset", "demo", "--resume"], "--resume was given without --out"),
     ):
         code, _, err = feddure("run", *words)
         assert code == 2
@@ -149,6 +122,8 @@ def test_resume_from_the_folder_alone(feddure, data, tmp_path, monkeypatch):
         (["--clients", "1"], "add --set clients_per_round=1"),
         (["--clients", "1000"], "ask for fewer --clients"),
         (["--set", "server.weigth=total"], "did you mean 'server.weight'"),
+        (["--set", "validation=0.9"], "sets 144 images aside"),
+        (["--set", "server.robust=median", "--method", "fedmatch"], "server.robust"),
         (["--dataset", "no-such-data"], "there is no data set 'no-such-data'"),
         (["--dataset", "npz:absent.npz"], "absent.npz"),
         (["--dataset", "folder:absent"], "absent"),
@@ -166,19 +141,22 @@ def test_mistakes_are_one_message_and_leave_nothing(feddure, data, tmp_path, arg
     assert code == 2
     assert message in " ".join(err.split())
     assert out == ""
+    assert "feddure watch" not in err
     assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_number_of_clients_that_contradicts_the_sites_is_refused(feddure, data, tmp_path, images):
     arrays = {name: getattr(images, name) for name in ("images", "labels", "test_images", "test_labels")}
     np.savez(tmp_path / "sites.npz", **arrays, site=np.arange(len(images.labels)) % 2, sites=["north", "south"])
-    given = ["--dataset", f"npz:{tmp_path / 'sites.npz'}", "--setting", "sites", *SMALL, "--out", "run"]
-    code, _, err = feddure("run", *given)
-    assert code == 2
-    assert "--clients 4" in err
-    assert "has 2 sites" in err
-    assert list((tmp_path / "here").iterdir()) == []
-    code, _, err = feddure("run", *given, "--clients", "2")
+    given = ["--dataset", f"npz:{tmp_path / 'sites.npz'}", "--setting", "sites", *SMALL]
+    for command in (["run"], ["compare", "--methods", "fedavg"]):
+        words = given if command == ["run"] else [word for word in given if word not in ("--method", "fedavg")]
+        code, _, err = feddure(*command, *words, "--out", "out")
+        assert code == 2
+        assert "--clients 4: data set" in err
+        assert "has 2 sites" in err
+        assert list((tmp_path / "here").iterdir()) == []
+    code, _, err = feddure("run", *given, "--clients", "2", "--out", "out")
     assert code == 0, err
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 import folders
 import tiny
-from feddure import cli, experiments, plugins
+from feddure import experiments, plugins
 from feddure.flower.app.policy import check_policy
 from feddure.serving import load
 from feddure.simulation import runs
@@ -46,9 +45,8 @@ NAMES = {"method": "stranger.code:Method", "model": "stranger.code:Net", "datase
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(feddure, monkeypatch):
     """A folder with the stranger's package, as after the unpacking of an archive."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("stranger").mkdir()
     Path("stranger/__init__.py").write_text(PACKAGE)
@@ -57,22 +55,6 @@ def _here(tmp_path, monkeypatch):
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "stranger"]:
         del sys.modules[name]
-
-
-@pytest.fixture
-def feddure(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddure", *map(str, arguments)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as exit:
-                code = exit.code or 0
-        return code, capsys.readouterr().err
-
-    return call
 
 
 def write_config(**names):
@@ -123,7 +105,7 @@ def write_comparison(name):
 
 
 def refuses(call):
-    code, told = call
+    code, _, told = call
     assert code == 2
     assert "stranger.code" in told
     assert "--allow-modules" in told
@@ -154,23 +136,22 @@ def test_neither_does_a_model_or_a_comparison(feddure):
 def test_reports_need_no_code(feddure):
     """A run of one's own modules is shown without them: nothing is imported, and so nothing refused."""
     folder = write_run(**NAMES)
-    code, told = feddure("report", folder)
+    code, _, told = feddure("report", folder)
     assert code == 0, told
-    code, told = feddure("config", "--config", folder / "config.yaml")
+    code, _, told = feddure("config", "--config", folder / "config.yaml")
     assert code == 0, told
     assert not Path("ran").exists()
 
 
 def test_what_the_user_types_or_allows_is_imported(feddure, tmp_path):
-    code, told = feddure("run", "--config", write_config(), "--method", NAMES["method"], "--dataset", NAMES["dataset"],
-                         "--set", f"model={NAMES['model']}", "--out", "mine")  # fmt: skip
+    typed = ("--method", NAMES["method"], "--dataset", NAMES["dataset"], "--set", f"model={NAMES['model']}")
+    code, _, told = feddure("run", "--config", write_config(), *typed, "--out", "mine")
     assert code == 0, told
     plugins._ALLOWED.clear()
-    refuses_to_go_on = feddure("predict", "mine", write_photo())
-    assert refuses_to_go_on[0] == 2
-    code, told = feddure("predict", "mine", write_photo(), "--allow-modules")
+    assert feddure("predict", "mine", write_photo())[0] == 2
+    code, _, told = feddure("predict", "mine", write_photo(), "--allow-modules")
     assert code == 0, told
-    code, told = feddure("run", "--config", write_config(**NAMES), "--out", "theirs", "--allow-modules")
+    code, _, told = feddure("run", "--config", write_config(**NAMES), "--out", "theirs", "--allow-modules")
     assert code == 0, told
 
 
@@ -199,7 +180,7 @@ def test_a_torchscript_file_is_not_run(feddure):
     about = {"model": "cnn", "norm": "batch", "classes": list("abcd"), "mean": [0.5], "std": [0.25]}
     extra = {"feddure.json": json.dumps(about | {"size": 8, "channels": 1}).encode()}
     torch.jit.save(torch.jit.script(Hostile()), "theirs.pt", _extra_files=extra)
-    code, told = feddure("predict", "theirs.pt", write_photo())
+    code, _, told = feddure("predict", "theirs.pt", write_photo())
     assert (code, "safetensors" in told) == (2, True)
     assert not Path("ran").exists()
 

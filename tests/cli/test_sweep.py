@@ -1,16 +1,13 @@
 """`feddure sweep` from the outside: what it prints, what it leaves, and that it goes on."""
 
-import csv
 import signal
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
 import tiny
+from commands import invoke, table
 from feddure import data, environment, experiments
-from feddure.cli.sweep import sweep
 from feddure.errors import ConfigError, DataError, FeddureWarning, RunError
 from feddure.reports.page import Picture
 from feddure.simulation import runs
@@ -18,9 +15,8 @@ from feddure.studies import sweep as study
 from feddure.studies import sweep_report
 from feddure.studies.grid.runner import _Worker
 from feddure.studies.grid.store import Store
+from folders import visible
 
-app = typer.Typer()
-app.command("sweep")(sweep)
 NAME = "tiny-sweep"
 FILES = {"cells.jsonl", "leaderboard.csv", "leaderboard.md", "leaderboard.png", "report.html", "results.csv",
          "sweep.yaml"}  # fmt: skip
@@ -63,34 +59,19 @@ def write(path, methods=("fedavg", "fedavg-matched"), seeds=(0, 1), **changes):
     (path / "mine.yaml").write_text(yaml.safe_dump(tree | changes, sort_keys=False))
 
 
-def invoke(*arguments, exit_code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == exit_code, result.output
-    return result
-
-
-def files(folder):
-    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-
-
 def kept(folder):
     return list(Store(folder).measurements())
 
 
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_sweep_from_end_to_end(tmp_path, measured):
     write(tmp_path, methods=("fedavg-fixmatch", "fedavg-matched"))
-    printed = " ".join(invoke("mine.yaml").stdout.split())
+    printed = " ".join(invoke("sweep", "mine.yaml").stdout.split())
     out = tmp_path / "runs" / "sweep-mine"
-    assert files(out) == FILES
+    assert visible(out) == FILES
     assert len(measured) == len(set(measured)) == 8
     for text in ("FedAvg-FixMatch, local steps 2", "±", "on the same 2 seeds", "runs/sweep-mine/report.html"):
         assert text in printed, text
-    board, results = rows(out / "leaderboard.csv"), rows(out / "results.csv")
+    board, results = table(out / "leaderboard.csv"), table(out / "results.csv")
     means = [float(row["accuracy_last10_mean"]) for row in board]
     assert means == sorted(means, reverse=True)
     assert {(row["method"], row["seed"], row["options"]) for row in results} == {
@@ -106,7 +87,7 @@ def test_a_sweep_from_end_to_end(tmp_path, measured):
 def test_a_dry_run_writes_nothing(tmp_path, measured):
     write(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    printed = invoke("mine.yaml", "--dry-run").stdout
+    printed = invoke("sweep", "mine.yaml", "--dry-run").stdout
     assert sorted(tmp_path.rglob("*")) == before
     assert measured == []
     assert "8 of 8 cells to measure, about" in printed
@@ -116,16 +97,16 @@ def test_a_dry_run_writes_nothing(tmp_path, measured):
 @pytest.mark.usefixtures("_undrawn")
 def test_finished_cells_are_not_measured_again_and_a_sweep_may_grow(tmp_path, measured):
     write(tmp_path)
-    invoke("mine.yaml", "--out", "out")
+    invoke("sweep", "mine.yaml", "--out", "out")
     first = list(measured)
-    invoke("mine.yaml", "--out", "out")
+    invoke("sweep", "mine.yaml", "--out", "out")
     assert measured == first
     write(tmp_path, seeds=(0, 1, 2))
-    assert "4 of 12 cells to measure" in invoke("mine.yaml", "--out", "out", "--dry-run").stdout
-    assert "4 of 12 cells to measure" in invoke("mine.yaml", "--merge", "out", "--dry-run").stdout
-    invoke("mine.yaml", "--out", "out")
+    assert "4 of 12 cells to measure" in invoke("sweep", "mine.yaml", "--out", "out", "--dry-run").stdout
+    assert "4 of 12 cells to measure" in invoke("sweep", "mine.yaml", "--merge", "out", "--dry-run").stdout
+    invoke("sweep", "mine.yaml", "--out", "out")
     assert len(measured) == 12
-    assert {row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")} == {"0 1 2"}
+    assert {row["seeds_measured"] for row in table(tmp_path / "out" / "leaderboard.csv")} == {"0 1 2"}
 
 
 @pytest.mark.usefixtures("_undrawn")
@@ -134,17 +115,17 @@ def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(runs.Stop, "__call__", lambda self: len(measured) > 1)
         patch.setattr(runs.Stop, "signal", signal.SIGINT)
-        stopped = invoke("mine.yaml", "--out", "out", exit_code=130)
+        stopped = invoke("sweep", "mine.yaml", "--out", "out", exit_code=130)
     assert "finished cells are kept" in stopped.stderr
     assert "go on with: feddure" in stopped.stderr
     assert len(kept(tmp_path / "out")) == 1
-    assert len(rows(tmp_path / "out" / "results.csv")) == 1
-    assert [row["seeds_measured"] for row in rows(tmp_path / "out" / "leaderboard.csv")] == ["0", "", "", ""]
+    assert len(table(tmp_path / "out" / "results.csv")) == 1
+    assert [row["seeds_measured"] for row in table(tmp_path / "out" / "leaderboard.csv")] == ["0", "", "", ""]
     assert "3 cells are not measured" in stopped.stdout
     measured.clear()
-    invoke("mine.yaml", "--out", "out")
+    invoke("sweep", "mine.yaml", "--out", "out")
     assert len(measured) == 3
-    assert files(tmp_path / "out") == FILES
+    assert visible(tmp_path / "out") == FILES
 
 
 RAISES = """
@@ -164,9 +145,9 @@ def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
     """In that of a method, and in that of a data set."""
     (tmp_path / "bad_here.py").write_text(RAISES)
     write(tmp_path, grid={"method": ["fedavg", "bad_here:Raises", "fedavg-matched"]})
-    found = invoke("mine.yaml", "--out", "out", "--allow-modules", exit_code=1)
-    assert files(tmp_path / "out") == FILES | {"unfinished"}
-    board = rows(tmp_path / "out" / "leaderboard.csv")
+    found = invoke("sweep", "mine.yaml", "--out", "out", "--allow-modules", exit_code=1)
+    assert visible(tmp_path / "out") == FILES | {"unfinished"}
+    board = table(tmp_path / "out" / "leaderboard.csv")
     assert sorted(row["seeds_measured"] for row in board) == ["", "0 1", "0 1"]
     assert "2 cells are not measured" in found.stdout
     for name in ("leaderboard.md", "report.html"):
@@ -177,32 +158,31 @@ def test_an_error_in_code_leaves_the_others_their_places(tmp_path):
     assert 'bad_here.py", line 6, in step\n' in error
     assert error.count("File ") == 1
     write(tmp_path, seeds=(0,), grid={"dataset": [NAME, "bad_here:load"]})
-    assert (
-        'bad_here.py", line 9, in load' in invoke("mine.yaml", "--out", "other", "--allow-modules", exit_code=1).stderr
-    )
+    other = invoke("sweep", "mine.yaml", "--out", "other", "--allow-modules", exit_code=1)
+    assert 'bad_here.py", line 9, in load' in other.stderr
     assert len(kept(tmp_path / "other")) == 1
 
 
 @pytest.mark.usefixtures("_undrawn")
 def test_only_the_cells_of_the_sweep_are_taken_over(tmp_path, measured):
     write(tmp_path, seeds=(0, 1, 2))
-    invoke("mine.yaml", "--out", "one")
+    invoke("sweep", "mine.yaml", "--out", "one")
     (tmp_path / "mine.yaml").rename(tmp_path / "first.yaml")
     write(tmp_path, methods=("fedavg", "fedavg-fixmatch"), seeds=(0,))
     (tmp_path / "mine.yaml").rename(tmp_path / "second.yaml")
     measured.clear()
-    found = invoke("second.yaml", "--out", "two", "--merge", "one")
+    found = invoke("sweep", "second.yaml", "--out", "two", "--merge", "one")
     assert "one: 2 new cells taken over" in found.stderr
     assert len(measured) == 2
     assert len(kept(tmp_path / "two")) == 4
-    assert [row["study"] for row in rows(tmp_path / "two" / "results.csv")] == ["second"] * 4
+    assert [row["study"] for row in table(tmp_path / "two" / "results.csv")] == ["second"] * 4
 
 
 @pytest.mark.usefixtures("_undrawn")
 def test_every_problem_has_its_table_and_verdict(tmp_path):
     grid = {"method": ["fedavg", "fedavg-matched"], "partition.setting": ["iid-iid", "dir-dir"]}
     write(tmp_path, seeds=(0,), grid=grid)
-    printed = " ".join(invoke("mine.yaml", "--out", "out").stdout.split())
+    printed = " ".join(invoke("sweep", "mine.yaml", "--out", "out").stdout.split())
     first, second = printed.index("mine: IID-IID"), printed.index("mine: DIR-DIR")
     assert first < second
     for text in (printed[first:second], printed[second:]):
@@ -211,7 +191,7 @@ def test_every_problem_has_its_table_and_verdict(tmp_path):
     assert "setting" not in printed
     assert printed.count("accuracies on different data cannot be compared") == 1
     assert printed.count("Ordered by test accuracy") == 1
-    board = rows(tmp_path / "out" / "leaderboard.csv")
+    board = table(tmp_path / "out" / "leaderboard.csv")
     assert [(row["problem"], row["place"]) for row in board] == [
         (problem, place) for problem in ("IID-IID", "DIR-DIR") for place in "12"
     ]
@@ -222,10 +202,10 @@ def test_jobs_are_the_same_command_and_their_cells_are_reported_here(tmp_path, m
     (tmp_path / "of_a_job.py").write_text("import tiny\n\ndef images():\n    return tiny.dataset()\n")
     write(tmp_path, methods=["fedavg"], set={"dataset": "of_a_job:images"}, seeds=(0,))
     monkeypatch.setattr("sys.argv", ["feddure", "sweep", "mine.yaml", "--out", "out", "--jobs", "2", "--allow-modules"])
-    found = invoke("mine.yaml", "--out", "out", "--jobs", "2", "--allow-modules")
+    found = invoke("sweep", "mine.yaml", "--out", "out", "--jobs", "2", "--allow-modules")
     assert measured == []  # not here
     assert found.stderr.count("% (last)") == 2
-    assert files(tmp_path / "out") == FILES
+    assert visible(tmp_path / "out") == FILES
     assert {one.environment["command"] for one in kept(tmp_path / "out")} == {
         "feddure sweep mine.yaml --out out --jobs 2 --allow-modules"
     }
@@ -235,11 +215,11 @@ def test_a_folder_that_cannot_be_taken_over_is_refused_before_anything_is_writte
     write(tmp_path)
     for words in ([], ["--dry-run"]):
         with pytest.raises(RunError, match="absent: no measured cells are there"):
-            invoke("mine.yaml", "--out", "out", "--merge", "absent", *words)
+            invoke("sweep", "mine.yaml", "--out", "out", "--merge", "absent", *words)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "cells.jsonl").write_text("{")
     with pytest.raises(RunError, match=r"cells\.jsonl: line 1 is damaged"):
-        invoke("mine.yaml", "--out", "out", "--merge", "damaged")
+        invoke("sweep", "mine.yaml", "--out", "out", "--merge", "damaged")
     assert not (tmp_path / "out").exists()
 
 
@@ -249,27 +229,27 @@ def test_cells_of_another_process_are_said_to_be_missing(tmp_path):
     cells = study.read(tmp_path / "mine.yaml").cells()
     wanted = study.open_folder(study.read(tmp_path / "mine.yaml"), tmp_path / "out")
     with Store(wanted.folder).claimed(cells[0]), pytest.warns(FeddureWarning, match="another process"):
-        found = invoke("mine.yaml", "--out", "out")
+        found = invoke("sweep", "mine.yaml", "--out", "out")
     assert "1 cells are not measured" in found.stdout
 
 
 def test_what_is_refused(tmp_path):
     write(tmp_path, grid={"methd": ["fedavg"]})
     with pytest.raises(ConfigError, match=r"mine\.yaml: .*unknown field 'methd'; did you mean 'method'"):
-        invoke("mine.yaml")
+        invoke("sweep", "mine.yaml")
     write(tmp_path)
     with pytest.raises(RunError, match="holds no sweep"):
-        invoke("mine.yaml", "--out", ".")
+        invoke("sweep", "mine.yaml", "--out", ".")
     with pytest.raises(ConfigError, match="--ray nonsense: expected local, auto, HOST:PORT"):
-        invoke("mine.yaml", "--ray", "nonsense")
+        invoke("sweep", "mine.yaml", "--ray", "nonsense")
     with pytest.raises(ConfigError, match="--ray and --jobs were both given"):
-        invoke("mine.yaml", "--ray", "local", "--jobs", "2", "--out", "both")
+        invoke("sweep", "mine.yaml", "--ray", "local", "--jobs", "2", "--out", "both")
     assert not (tmp_path / "both").exists()
 
 
 def test_absent_data_are_said_before_anything_is_trained(tmp_path, measured):
     write(tmp_path, grid={"dataset": [NAME, "cifar10"]})
     with pytest.raises(DataError, match="cifar10 is not in"):
-        invoke("mine.yaml", "--out", "out", "--data-dir", tmp_path)
+        invoke("sweep", "mine.yaml", "--out", "out", "--data-dir", tmp_path)
     assert measured == []
     assert not (tmp_path / "out").exists()

@@ -1,32 +1,20 @@
 """`feddure theory`, end to end at its smallest size."""
 
-import csv
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from feddure.cli.theory import theory
+from commands import invoke, table
 from feddure.errors import ConfigError
 from feddure.studies.theory import measure
 from feddure.studies.theory import report as theory_report
 
-app = typer.Typer(rich_markup_mode="markdown")
-app.command("theory")(theory)
-
 FILES = ["theory.csv", "theory.html", "theory.json", "theory.md", "theory.png"]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def small(*arguments):
     """Standard output of the smallest study."""
-    result = invoke("--largest", 128, "--seeds", 1, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return invoke("theory", "--largest", 128, "--seeds", 1, *arguments).stdout
 
 
 def test_json_and_files_say_the_same_and_other_files_stay(tmp_path):
@@ -45,8 +33,8 @@ def test_json_and_files_say_the_same_and_other_files_stay(tmp_path):
     assert all(note in page for note in report["notes"])
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
 
-    rows = list(csv.DictReader((tmp_path / "theory.csv").open()))
-    ends = [float(r["smallest_meta_gradient"]) for r in rows if _is_written(r) and r["step"] == r["horizon"]]
+    paper = [row for row in table(tmp_path / "theory.csv") if (row["schedule"], row["arm"]) == ("e/T", "moving")]
+    ends = [float(row["smallest_meta_gradient"]) for row in paper if row["step"] == row["horizon"]]
     first = report["findings"][0]
     assert sorted(ends, reverse=True) == pytest.approx([first["first"], first["last"]])
 
@@ -68,15 +56,11 @@ def test_the_page_is_shown_and_the_files_are_named(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_numbers_that_cannot_be_are_refused_before_anything_is_made(tmp_path, option, value, message):
     with pytest.raises(ConfigError, match=f"{option} {value}: {message}"):
-        invoke(option, value, "--out", tmp_path / "new")
+        invoke("theory", option, value, "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_file_in_the_folders_place_is_refused_before_the_work(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match=r"--out .*taken.* cannot be written"):
-        invoke("--out", tmp_path / "taken")
-
-
-def _is_written(row):
-    return (row["schedule"], row["arm"]) == ("e/T", "moving")
+        invoke("theory", "--out", tmp_path / "taken")

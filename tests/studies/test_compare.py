@@ -1,6 +1,5 @@
 """Comparisons: equal conditions, the same results as single runs, and verdicts that chance cannot earn."""
 
-import csv
 import itertools
 import os
 
@@ -8,8 +7,9 @@ import pytest
 
 import folders
 import tiny
+from commands import table
 from feddure import methods as known_methods
-from feddure.errors import ConfigError, FeddureWarning, RunError
+from feddure.errors import FeddureWarning, RunError
 from feddure.methods import title as method_title
 from feddure.methods.fedavg import FedAvg
 from feddure.reports.frame import paired
@@ -50,11 +50,6 @@ def stop_after(monkeypatch, turns):
 
 def contents(folder):
     return {(run.name, name): (run / name).read_bytes() for run in folder.iterdir() if run.is_dir() for name in SAME}
-
-
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # --- equal conditions, stopping and going on -------------------------------------------------------------
@@ -257,21 +252,6 @@ def test_a_full_disk_ends_the_comparison(images, tmp_path, monkeypatch):
 )
 def test_the_reference(methods, against, expected):
     assert make_plan(methods, [0], against).against == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"methods": ("fedavg", "fedmagic")}, "method 'fedmagic'.*fedavg-matched.*did you mean 'fedmatch'"),
-        ({"methods": ("fedavg", "no.such:Method")}, "no.such"),
-        ({"model": "resnet1000"}, "model 'resnet1000'"),
-        ({"partition.labels_per_class": 400}, "labels"),
-    ],
-)
-def test_what_cannot_be_run_leaves_no_folder(images, tmp_path, change, match):
-    with pytest.raises(ConfigError, match=match):
-        compared(images, tmp_path / "out", **change)
-    assert not (tmp_path / "out").exists()
 
 
 def test_folders_that_hold_something_else(images, tmp_path):
