@@ -191,6 +191,17 @@ def rounded(found: Spread | Difference | None, what: str) -> float | None:
     return None if value is None else round(value, 4)
 
 
+def mean_and_sd(rows: pd.DataFrame, columns: Iterable[str]) -> dict[str, float | None]:
+    """Both of each column, as the files of comparisons and sweeps have them."""
+    found = {column: mean_sd(rows[column]) for column in columns}
+    return {f"{column}_{what}": rounded(one, what) for column, one in found.items() for what in ("mean", "sd")}
+
+
+def metrics_of(rows: pd.DataFrame) -> list[str]:
+    """Accuracy, and every other metric that one of these rows has."""
+    return [name for name in TITLES if name == "accuracy" or rows[f"{name}_last10"].notna().any()]
+
+
 def metric_of(rows: pd.DataFrame) -> str:
     """The metric that ranks these rows: accuracy where they do not agree."""
     found = set(rows["metric"])

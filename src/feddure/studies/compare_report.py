@@ -102,7 +102,7 @@ class View:
 
     def metrics(self) -> pd.DataFrame:
         """Every metric of each method, as the mean of the last ten evaluations; empty where there is but accuracy."""
-        names = [name for name in TITLES if self.frame[f"{name}_last10"].notna().any()]
+        names = frame.metrics_of(self.frame)
         lines = [
             {
                 "method": method_name(method),
@@ -168,11 +168,8 @@ class View:
                 "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
                 "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
             }
-            columns = [f"{name}_{which}" for name in TITLES for which in reversed(EVALUATIONS)]
-            columns = [name for name in columns if name.startswith("accuracy") or self.frame[name].notna().any()]
-            for column in columns + ["validation_last10"] * self.validated:
-                found = mean_sd(own[column])  # none on data without test images
-                line |= {f"{column}_{what}": frame.rounded(found, what) for what in ("mean", "sd")}
+            columns = [f"{name}_{which}" for name in frame.metrics_of(self.frame) for which in reversed(EVALUATIONS)]
+            line |= frame.mean_and_sd(own, columns + ["validation_last10"] * self.validated)
             for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
                 line[name] = round(own[name].mean(), digits) if own[name].notna().all() else ""
             lines.append(line | {"failed": ""})

@@ -267,7 +267,8 @@ def divide(sweep: Sweep) -> list[tuple[str, tuple[str, ...], bool, list[Point]]]
     found = []
     for group in groups.values():
         first = group[0]
-        axes = tuple(key for key in sweep.axes if not _is_problem(key) or _differs(group, key))
+        varied = {key for key in sweep.axes if any(point.values[key] != first.values[key] for point in group)}
+        axes = tuple(key for key in sweep.axes if not _is_problem(key) or key in varied)
         parts = [names.part(key, first.values[key]) for key in sweep.axes if key not in axes]
         there = {key: _problem(first)[key] for key in by_case}
         known = {key: value for key, value in there.items() if value is not None}
@@ -278,10 +279,6 @@ def divide(sweep: Sweep) -> list[tuple[str, tuple[str, ...], bool, list[Point]]]
             points.append(replace(point, name=name or point.name))
         found.append((", ".join(parts), axes, cases and not in_title, points))
     return found
-
-
-def _differs(group: Sequence[Point], key: str) -> bool:
-    return any(point.values[key] != group[0].values[key] for point in group)
 
 
 def _problem(point: Point) -> Changes:
@@ -309,11 +306,9 @@ def _numbers(sweep: Sweep, found: Sequence[Leaderboard]) -> pd.DataFrame:
             line |= {key: row.point.values[key] for key in sweep.axes}
             line["seeds_measured"] = " ".join(map(str, row.measured["seed"]))
             line["seeds_missing"] = " ".join(map(str, row.missing["seed"]))
-            known = [name for name in TITLES if name == "accuracy" or leaderboard.runs[f"{name}_last10"].notna().any()]
+            known = frame.metrics_of(leaderboard.runs)
             columns = [f"{name}_{which}" for name in known for which in ("last10", "last")]
-            for which in (*["validation_last10"] * leaderboard.by_validation, *columns):
-                spread = mean_sd(row.runs[which])
-                line |= {f"{which}_{what}": frame.rounded(spread, what) for what in ("mean", "sd")}
+            line |= frame.mean_and_sd(row.runs, ["validation_last10"] * leaderboard.by_validation + columns)
             for column in ("local_steps", "seconds"):
                 line[column] = frame.rounded(mean_sd(row.runs[column]), "mean")
             against = row.against(leaderboard.rows[0]) if place > 1 else None

@@ -4,8 +4,9 @@ Files are made anew from the measured cells each time; what is not measured yet 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,11 @@ def write(found: Sequence[Row], name: str, folder: Path) -> Path:
             listed = Group([Text(line) for line in lines], f"{len(lines)} entries", opened=heading == "Failed")
             sections.append(Section(heading, parts=[listed]))
     setup = f"Preset {preset}: {experiments.about(preset)}"
-    lead = " ".join(filter(None, [setup, _throughout(found), _quantity(found, seeds)]))
+    throughout = f" All with {found[0].options}." if found[0].options else ""
+    lead = f"{setup}{throughout} {_quantity(found, seeds)}"
     footer = frame.provenance(rows.runs_of(found))
     draw = partial(figures.figure, found) if any(row.seeds for row in found) else None
     return _write(folder, name, study, lead, sections, _notes(found), footer, draw)
-
-
-def _throughout(found: Sequence[Row]) -> str:
-    """What all rows change, said once."""
-    return f"All with {found[0].options}." if found[0].options else ""
 
 
 def _quantity(found: Sequence[Row], seeds: int) -> str:
@@ -110,19 +107,13 @@ def _definitions(found: Sequence[Row]) -> str:
     return " ".join(filter(None, said))
 
 
-def _state(found: Sequence[Row]) -> str:
-    """How much of a study is measured."""
-    done, left = sum(len(row.seeds) for row in found), sum(len(row.missing) for row in found)
-    failed = sum(len(row.failed) for row in found)
-    return f"{done} of {done + left} cells of this study are measured{f'; {failed} failed' if failed else ''}."
-
-
 def _notes(found: Sequence[Row]) -> list[str]:
     """What a reader must know before the numbers."""
     said = []
-    done = any(row.seeds for row in found)
-    if not done or any(row.missing for row in found):
-        said.append(f"{_state(found)} The others are listed at the end.")
+    done, left, failed = (sum(len(getattr(row, what)) for row in found) for what in ("seeds", "missing", "failed"))
+    if left or not done:
+        state = f"{done} of {done + left} cells of this study are measured{f'; {failed} failed' if failed else ''}."
+        said.append(f"{state} The others are listed at the end.")
     if rows.most_seeds(found) == 1:
         said.append("One seed has no deviation and no interval: differences of a few points may be chance.")
     rounds = sorted({number for row in found for number in row.measured["rounds"]})
@@ -172,7 +163,8 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
     )
     frame.write_csv(folder / "claims-comparisons.csv", _comparisons(found))
     sections = []
-    for preset, own in _by_preset(found):
+    for preset, of_preset in groupby(found, key=lambda claim: claim.preset):
+        own = list(of_preset)
         parts: list[Any] = []
         groups: dict[Criterion, list[Claim]] = {}
         for claim in own:
@@ -182,7 +174,7 @@ def write_claims(found: Sequence[Claim], folder: Path) -> Path:
             lines = [[claim.says, claim.verdict, claim.sentence, claim.where] for claim in judged]
             parts += [Text(criterion.title, "heading"), Text(criterion.words)]
             parts.append(Table(["claim", "verdict", "measured", "where"], lines, kind="prose"))
-        sections.append(Section(preset, tally(own), parts))
+        sections.append(Section("Theory" if preset == "any" else f"Preset {preset}", tally(own), parts))
     lead = (
         "Each claim of the paper's text is judged by the criterion above it. Differences are in points of test "
         "accuracy (mean of last 10 evaluations) on the same seeds, with 95 % intervals by Student's t; "
@@ -209,13 +201,6 @@ def _comparisons(found: Sequence[Claim]) -> pd.DataFrame:
             lines.append([claim.preset, claim.name, one.name, *numbers, seeds, paper])
     columns = ["preset", "claim", "comparison", "difference", "low", "high", "seeds", "paper"]
     return pd.DataFrame(lines, columns=columns)
-
-
-def _by_preset(found: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
-    presets: dict[str, list[Claim]] = {}
-    for claim in found:
-        presets.setdefault("Theory" if claim.preset == "any" else f"Preset {claim.preset}", []).append(claim)
-    return list(presets.items())
 
 
 # The theorems.
