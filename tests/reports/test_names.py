@@ -19,10 +19,8 @@ def test_labels_say_what_tells_runs_apart_and_no_more():
     assert labels(methods) == ["FedDure", "FedAvg-FixMatch"]
     grid = [experiment(method=m, seed=s, rounds=40 + s) for m in ("feddure", "fedavg") for s in (0, 1)]
     assert labels(grid) == ["FedDure, seed 0", "FedDure, seed 1", "FedAvg*, seed 0", "FedAvg*, seed 1"]
-    assert labels([experiment(), experiment(server__ema=0.9)]) == [
-        "FedAvg*, server ema empty",
-        "FedAvg*, server ema 0.9",
-    ]
+    averaged = labels([experiment(), experiment(server__ema=0.9)])
+    assert averaged == ["FedAvg*, server ema empty", "FedAvg*, server ema 0.9"]
 
 
 def test_labels_are_never_equal():
@@ -48,10 +46,5 @@ def test_values_by_themselves_and_in_a_column(key, value, alone, in_a_column):
 
 
 def test_lists_end_where_they_get_long():
-    assert [listed(list("abcd"[:size]), 3) for size in (0, 1, 2, 3, 4)] == [
-        "",
-        "a",
-        "a and b",
-        "a, b and c",
-        "a, b, c and 1 more",
-    ]
+    expected = ["", "a", "a and b", "a, b and c", "a, b, c and 1 more"]
+    assert [listed(list("abcd"[:size]), 3) for size in range(5)] == expected

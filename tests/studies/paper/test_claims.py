@@ -204,17 +204,6 @@ def test_worse_methods_are_those_that_the_paper_has_worse(compared, verdict, lit
     assert ("Read literally the claim holds" in sentence) == literally
 
 
-def test_fedmatch_alone_does_not_make_the_papers_worse_methods_worse():
-    world = as_the_paper_says()
-    for method in ("fedavg-uda", "fedprox-uda", "fedavg-fixmatch"):
-        world["table1", "cifar10", "dir-dir", method, None] = 45.0
-    world["table1", "cifar10", "dir-dir", "fedmatch", None] = 30.0
-    claim = judged(world)["worse than FedAvg* on CIFAR-10"]
-    assert claim.verdict == "does not hold"
-    assert "FedAvg-UDA, FedProx-UDA and FedAvg-FixMatch" in claim.says
-    assert "FedMatch − FedAvg* (DIR-DIR): −10." in claim.sentence
-
-
 @pytest.mark.parametrize(
     ("ours", "verdict"),
     [

@@ -16,7 +16,6 @@ from feddure.studies.paper.plan import (
     begun,
     cells,
     gather,
-    method_name,
     printed,
     stem,
 )
@@ -135,6 +134,7 @@ def test_tables_are_complete_and_belong_to_methods_that_exist():
     assert {method for *_, method in first} == set(TABLE1) - {"fedavg-matched"}
     assert {method for *_, method in second} == set(TABLE2)
     assert {method for *_, method in (first | second)} <= set(methods.METHODS)
+    assert (len(printed("figure1")), printed("gamma")) == (9, {})
 
 
 def test_numbers_are_those_of_the_text():
@@ -143,13 +143,3 @@ def test_numbers_are_those_of_the_text():
         ours, theirs = (table[dataset, "dir-dir", method] for method in ("feddure", "fedmatch"))
         assert round(ours - theirs, 2) == gain
     assert printed("table2")["cifar10", "iid-iid", "fedavg-fixmatch"] == 47.60
-
-
-def test_figure_1_has_the_numbers_of_table_1_and_charts_have_none():
-    assert len(printed("figure1")) == 9
-    assert printed("gamma") == {}
-
-
-def test_the_ablation_has_a_word_of_its_own_for_a_method():
-    assert method_name("fedavg-fixmatch", "table2") == "Baseline"
-    assert method_name("fedavg-fixmatch", "table1") == "FedAvg-FixMatch"

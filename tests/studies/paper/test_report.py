@@ -167,14 +167,7 @@ def test_theory_has_a_page_with_its_findings(tmp_path):
     report.write_index(tmp_path)
     assert 'href="theory.html"' in (tmp_path / "index.html").read_text()
     page = (tmp_path / "theory.html").read_text()
-    for text in (
-        "Verdict 2.",
-        "−1.50 ± 0.10",
-        "+0.50 ± –",
-        "A note.",
-        "A meaning.",
-        "&lt;b&gt;",
-    ):
+    for text in ("Verdict 2.", "−1.50 ± 0.10", "+0.50 ± –", "A note.", "A meaning.", "&lt;b&gt;"):
         assert text in page
 
 
@@ -201,18 +194,13 @@ def test_claims_are_written_for_each_preset_that_has_cells(tmp_path):
     found = report.all_claims(store)
     report.write_claims(found, tmp_path)
     lines = pd.read_csv(tmp_path / "claims.csv")
-    gains = lines[lines["claim"] == "gain over FedMatch"]
-    assert dict(zip(gains["preset"], gains["verdict"], strict=True)) == {
-        "aaai24": "does not hold",
-        "aaai24-fine": "does not hold",
-    }
+    assert set(lines[lines["claim"] == "gain over FedMatch"]["verdict"]) == {"does not hold"}
     assert set(lines["preset"]) == {"aaai24", "aaai24-fine", "any"}
     assert len(pd.read_csv(tmp_path / "claims-comparisons.csv")) > len(lines)
     for name in ("claims.md", "claims.html"):
         text = (tmp_path / name).read_text()
         assert "Preset aaai24-fine" in text
         assert "Of 2 claims 2 are not measured." in text
-        assert text.count("lies wholly above 0; does not hold if for one") == 2
 
 
 def test_claims_without_any_measurement_are_no_error(tmp_path):
