@@ -44,7 +44,9 @@ def train(nodes, node, federation, assignment=None, received=None, **changes):
 
 
 def answer(reply):
-    return dict(reply.content.config_records[ANSWER])
+    told = dict(reply.content.config_records[ANSWER])
+    assert len(told.pop("random")) == 16
+    return told
 
 
 @pytest.mark.parametrize("broken", ["audit.jsonl", "privacy.jsonl"])

@@ -1,8 +1,13 @@
 """What travels: exact both ways, and anything else is named."""
 
+import hashlib
+
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
 from feddure.errors import RunError
 from feddure.flower.app import messages
@@ -36,3 +41,34 @@ def test_a_task_comes_back_whole():
 def test_a_message_of_another_version_is_named():
     with pytest.raises(RunError, match=r"the server's message has no 'client'.*same version"):
         Task.unpack(ConfigRecord({"round": 1}))
+
+
+# --- what others could guess ------------------------------------------------------------------------------
+def names(content):
+    """Those of all parts of a message, as Flower gives them."""
+    return {each.object_id for each in iterate_object_tree(get_object_tree(content))}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: messages.pack_state({"theta": torch.zeros(3_000_000), "statistics": torch.zeros(0)}),
+        lambda: RecordDict({"task": Task(Assignment(2, 7, 1, 5, 9), "method: feddure", "name", 0, 0).pack()}),
+        lambda: RecordDict({"answer": messages.pack({"problem": "not approved yet", "site": "north"})}),
+    ],
+    ids=["arrays", "task", "answer"],
+)
+def test_an_insider_cannot_name_parts_of_a_message_before_it_is_sent(make, tmp_path):
+    """The SuperLink believes whoever names a part first, and would refuse the message."""
+    store = SqlObjectStore(str(tmp_path / "objects.db"))
+    store.initialize()
+    for name in names(make()):
+        bogus = ObjectTree(object_id=hashlib.sha256(name.encode()).hexdigest())
+        store.preregister(1, ObjectTree(object_id=name, children=[bogus]))
+    sent = make()
+    assert len(store.preregister(1, get_object_tree(sent))) == len(names(sent))
+
+
+def test_sites_of_a_round_share_what_they_receive():
+    first, second = (messages.pack_state(STATE, b"of one round....") for _ in range(2))
+    assert names(first) == names(second)

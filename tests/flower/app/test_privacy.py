@@ -286,7 +286,7 @@ def test_accuracy_on_own_images_losses_and_times_are_withheld_under_noise(attack
     told = attack(evaluate=True).config_records[ANSWER]
     assert {"test.accuracy", "train.loss", "seconds"} <= told.keys()
     told = attack(node=NOISY, evaluate=True).config_records[ANSWER]
-    assert told.keys() == {"site", "client", "round"}
+    assert told.keys() == {"site", "client", "round", "random"}
 
 
 def test_a_run_without_noise_at_a_site_that_kept_a_ledger(attack):

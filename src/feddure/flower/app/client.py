@@ -33,7 +33,7 @@ from feddure.flower.app.messages import (
     TASK,
     Task,
     array_bytes,
-    pack_answer,
+    pack,
     pack_state,
     unpack_state,
 )
@@ -228,7 +228,7 @@ def introduce(message: Message, context: Context) -> Message:
         worker = _worker_at(context, str(asked["experiment"]), "cpu")
         first = worker.first_message_bytes(site)
         limits.allow_download(site.state, context.run_id, first, min(worker.helpers, site.clients))
-        return RecordDict({ANSWER: pack_answer(site.introduce())})
+        return RecordDict({ANSWER: pack(site.introduce())})
 
     return _answer(message, context, answer)
 
@@ -274,7 +274,7 @@ def train(message: Message, context: Context) -> Message:
         memory = Memory(site.state, task.run_name)
         upload, report = worker.train(site, task, unpack_state(message.content, worker.engine.device), memory)
         content = pack_state(upload)
-        content[ANSWER] = pack_answer(report)
+        content[ANSWER] = pack(report)
         sizes = array_bytes(message.content), array_bytes(content)
         log(_round_line(report, worker.experiment.rounds, *sizes))
         return content
@@ -350,4 +350,4 @@ def _explained(message: Message, context: Context, work: Callable[[], Message]) 
         log(f"problem: {type(error).__name__}: {error}; this log has the details")
         traceback.print_exc()
     report = {"problem": problem, "site": context.node_config.get("site")}
-    return Message(RecordDict({ANSWER: pack_answer(report)}), reply_to=message)
+    return Message(RecordDict({ANSWER: pack(report)}), reply_to=message)

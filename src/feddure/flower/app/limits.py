@@ -17,8 +17,8 @@ METADATA_BYTES = 256 << 10
 """Of a message beside its arrays, and of a request that carries no part of one: asking for work, heartbeats."""
 PART_BYTES = 8 << 20
 """Of one request with a part of a message."""
-_FLOWERS_PART = 5 << 20
-"""Flower sends arrays in parts of this size, and a part again where a connection was lost."""
+FLOWERS_PART = 5 << 20
+"""Flower sends arrays in parts of this size at most, and a part again where a connection was lost."""
 _TIMES = 4
 """A method may send more than in its first round, such as FedMatch's helpers, but not many times as much."""
 _KEPT_RUNS = 16
@@ -26,7 +26,7 @@ _KEPT_RUNS = 16
 
 def upload_bytes(exact: int) -> int:
     """The most bytes that an answer with arrays of this size may take: the arrays, and some of them a second time."""
-    return exact + 2 * min(exact, _FLOWERS_PART) + METADATA_BYTES
+    return exact + 2 * min(exact, FLOWERS_PART) + METADATA_BYTES
 
 
 def tell_proxy(folder: Path, run_name: str, round_number: int, limit: int) -> None:

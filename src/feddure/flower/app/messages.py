@@ -5,16 +5,22 @@ config record. Trained parameters are in the array record `parameters`, one flat
 (`theta`; FedMatch: `sigma`, `psi`, `helper.0`, ...), batch-norm statistics in the array record `statistics`: they
 are no weights, and privacy mods treat them differently. Arrays keep their type, so a round trip is exact.
 
-What leaves a site, and nothing else: its name and number, how many sites its description has and the description's
-fingerprint, its version of feddure, and its numbers of labelled, unlabelled and unreadable images; each round its name
-and number, the round's, the method's upload, the seconds that the work took, whether what it remembered is lost, and
-means over all images and steps of the round (losses, the weight of pseudo labels, what else a method records), over its
-own test images and those that it set aside for validation (accuracy, of tests the loss, and how many they are); or, in
-place of all this, its name and the text of a problem, which names no folder and no file of the site. Nothing is told of
-a single image or step, or of a single class, but for the class counts in ProxyFL's upload.
+What leaves a site, and beside random bytes nothing else: its name and number, how many sites its description has and
+the description's fingerprint, its version of feddure, and its numbers of labelled, unlabelled and unreadable images;
+each round its name and number, the round's, the method's upload, the seconds that the work took, whether what it
+remembered is lost, and means over all images and steps of the round (losses, the weight of pseudo labels, what else a
+method records), over its own test images and those that it set aside for validation (accuracy, of tests the loss, and
+how many they are); or, in place of all this, its name and the text of a problem, which names no folder and no file of
+the site. Nothing is told of a single image or step, or of a single class, but for the class counts in ProxyFL's
+upload.
+
+Each message has random bytes, so that nobody can foretell it. The SuperLink keeps the parts of messages under their
+hashes, and believes whoever names a part first what that part is made of: a site that knew a message before it is sent
+could say something wrong of it, and the SuperLink would then refuse the message.
 """
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, cast
@@ -22,8 +28,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
 
 from feddure.errors import RunError
+from feddure.flower.app.limits import FLOWERS_PART
 from feddure.flower.app.sanitize import disclosed, one_line
 from feddure.methods.base import Client, State
 from feddure.simulation.program import Program
@@ -53,7 +61,7 @@ class Task:
 
     def pack(self) -> ConfigRecord:
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignment"}
-        return ConfigRecord(asdict(self.assignment) | own)
+        return pack(asdict(self.assignment) | own)
 
     @staticmethod
     def unpack(record: ConfigRecord) -> "Task":
@@ -79,11 +87,13 @@ def _checked(record: ConfigRecord, field: Field[Any]) -> Any:
     return value
 
 
-def pack_state(state: Mapping[str, torch.Tensor]) -> RecordDict:
-    """Tensors as array records."""
-    arrays = to_arrays(state)
-    statistics = {STATISTICS: arrays.pop(STATISTICS)} if STATISTICS in arrays else {}
-    return RecordDict({PARAMETERS: arrays, STATISTICS: ArrayRecord(statistics)})
+def pack_state(state: Mapping[str, torch.Tensor], random: bytes = b"") -> RecordDict:
+    """Tensors as array records; equal ones that are sent with the same `random` bytes the SuperLink keeps once."""
+    random = random or random_bytes()
+    groups: dict[str, dict[str, torch.Tensor]] = {PARAMETERS: {}}
+    for name, tensor in state.items():
+        groups.setdefault(STATISTICS if name == STATISTICS else PARAMETERS, {})[name] = tensor
+    return RecordDict({group: to_arrays(tensors, random) for group, tensors in groups.items()})
 
 
 def unpack_state(content: RecordDict, device: torch.device) -> State:
@@ -94,9 +104,32 @@ def unpack_state(content: RecordDict, device: torch.device) -> State:
     return {name: tensor.to(device) for name, tensor in found.items()}
 
 
-def to_arrays(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
+def to_arrays(state: Mapping[str, torch.Tensor], random: bytes) -> ArrayRecord:
     """Tensors as one array record."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in state.items()})
+    record = ArrayRecord()  # made of a dictionary it would be one of other arrays
+    for name, tensor in state.items():
+        record[name] = _array(tensor.detach().cpu().contiguous().numpy(), random)
+    return record
+
+
+def _array(values: np.ndarray, random: bytes) -> Array:
+    """An array of whose parts nobody can guess one: blanks before NumPy's header are random, and where parts end."""
+    array = Array(values)
+    header = len(array.data) - values.nbytes - 10
+    blanks = bytes(b" \t"[bit] for bit in np.unpackbits(np.frombuffer(random, dtype=np.uint8)))
+    array.data = array.data[:8] + (len(blanks) + header).to_bytes(2, "little") + blanks + array.data[10:]
+    rng, data, parts = np.random.default_rng(list(random)), memoryview(array.data), []
+    while data:
+        size = FLOWERS_PART - int(rng.integers(FLOWERS_PART // 2))
+        parts.append(ArrayChunk(data[:size]))
+        data = data[size:]
+    array.__dict__["_chunks"] = [(part.object_id, part) for part in parts]  # where Flower keeps them
+    return array
+
+
+def random_bytes() -> bytes:
+    """Of a message."""
+    return secrets.token_bytes(16)
 
 
 def to_tensors(record: Mapping[str, Array]) -> State:
@@ -140,9 +173,10 @@ def find_problem(upload: State, expected: Shapes) -> str:
     return ""
 
 
-def pack_answer(answer: Mapping[str, Any]) -> ConfigRecord:
-    """A flat record; what is None is left out."""
-    return ConfigRecord({name: value for name, value in answer.items() if value is not None})
+def pack(values: Mapping[str, Any]) -> ConfigRecord:
+    """A flat record that nobody can guess; what is None is left out."""
+    found = {name: value for name, value in values.items() if value is not None}
+    return ConfigRecord(found | {"random": random_bytes()})
 
 
 def _names(mapping: Mapping[str, object]) -> str:

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from feddure.errors import RunError
 from feddure.flower.app.audit import AuditLog
-from feddure.flower.app.messages import ANSWER, QUERY, TASK
+from feddure.flower.app.messages import ANSWER, QUERY, TASK, pack
 from feddure.flower.app.policy import MOST_IMAGES
 from feddure.flower.app.registry import Registry
 from feddure.flower.app.sanitize import log, one_line
@@ -267,7 +267,7 @@ class ConnectedSites:
     def _question(self, node: int) -> RecordDict:
         """Who a node is; one that the server refused hears why, for the person who started it."""
         refused = {"refused": self._objections[node]} if node in self._objections else {}
-        return RecordDict({TASK: ConfigRecord({"experiment": self._experiment, **refused})})
+        return RecordDict({TASK: pack({"experiment": self._experiment, **refused})})
 
     def _admit(self, node: int, answer: dict[str, Any], problem: str) -> None:
         objection = "" if problem else self._objection(node, answer)

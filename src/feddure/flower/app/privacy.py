@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+import torch
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from feddure.errors import ConfigError
 from feddure.files import parse_yaml
 from feddure.flower.app.ledger import Ledger
-from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack_answer
+from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack, random_bytes, to_arrays
 from feddure.flower.app.private_files import state_folder
 from feddure.flower.app.sanitize import disclosed, log, one_line
 from feddure.simulation import dp
@@ -138,12 +139,13 @@ def _read_arrays(content: RecordDict) -> Arrays:
 def _protected(protection: Protection, received: Arrays, content: RecordDict) -> RecordDict:
     """What leaves the site in place of an answer."""
     sent = {name: array.numpy() for name, array in content.array_records[PARAMETERS].items()}
-    statistics = content.array_records.get(STATISTICS, ArrayRecord())
+    statistics = {STATISTICS: content.array_records[STATISTICS]} if STATISTICS in content.array_records else {}
+    others = [array.numpy() for record in statistics.values() for array in record.values()]
     if not protection.noise:
-        for values in (*sent.values(), *(array.numpy() for array in statistics.values())):
+        for values in (*sent.values(), *others):
             if not np.isfinite(values).all():
                 raise disclosed(ConfigError("the update is not finite"))
-    elif any(array.numpy().size for array in statistics.values()):
+    elif any(values.size for values in others):
         raise disclosed(
             ConfigError(
                 "differential privacy does not cover batch-norm statistics: start the run with --set norm=group"
@@ -168,9 +170,9 @@ def _protected(protection: Protection, received: Arrays, content: RecordDict) ->
         raise disclosed(ConfigError("the parameters are too large to hold an update of this clip-norm"))
     answer = content.config_records[ANSWER]
     if protection.noise:
-        answer = pack_answer({name: answer[name] for name in _PUBLIC if name in answer})
-    parameters = ArrayRecord({name: Array(values) for name, values in made.items()})
-    return RecordDict({PARAMETERS: parameters, STATISTICS: statistics, ANSWER: answer})
+        answer = pack({name: answer[name] for name in _PUBLIC if name in answer})
+    parameters = to_arrays({name: torch.from_numpy(values) for name, values in made.items()}, random_bytes())
+    return RecordDict({PARAMETERS: parameters, **statistics, ANSWER: answer})
 
 
 def clip(update: np.ndarray, protection: Protection) -> np.ndarray:

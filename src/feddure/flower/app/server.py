@@ -287,11 +287,12 @@ class Rounds:
         """Answers in drawing order, what each client reported beside its update, and bytes both ways."""
         received = {assignment.client: self._server.broadcast(assignment) for assignment in assignments}
         contents, traffic = {}, {}
+        random = messages.random_bytes()
         self._exchanged = {}
         for assignment in assignments:
             client = assignment.client
             if client in self._sites.by_client:
-                content = messages.pack_state(received[client])
+                content = messages.pack_state(received[client], random)
                 content[TASK] = self._task(assignment).pack()
                 contents[client] = self._sites.by_client[client].node, content
                 traffic[client] = {"down": messages.array_bytes(content), "up": 0}
