@@ -18,8 +18,8 @@ from feddure.reports import inline, style
 from feddure.reports.diagnostics import LAST_PROBES, LAST_ROUNDS, class_names, numbers, per_class, running_mean, trace
 from feddure.reports.style import LineStyle
 from feddure.tracking.metrics import TITLES
-from feddure.tracking.records import Record
-from feddure.tracking.summary import NOTHING, evaluations
+from feddure.tracking.records import Record, Run
+from feddure.tracking.summary import NOTHING, Summary, evaluations
 
 WIDE, HALF = 9.6, 4.7
 """Inches: a whole row of the report, and half of one."""
@@ -37,6 +37,14 @@ class Line(NamedTuple):
     label: str
     metrics: Sequence[Record]
     fmt: LineStyle
+
+
+class Shown(NamedTuple):
+    """A run in a report: with its numbers, and as it is in the figures."""
+
+    run: Run
+    summary: Summary
+    line: Line
 
 
 class Curve(NamedTuple):

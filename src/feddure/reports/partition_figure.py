@@ -25,9 +25,8 @@ MOST_CLIENTS, MOST_CLASSES = 150, 40
 
 _POINTS = 72
 _STEPS = tuple(step * 10**power for power in range(8) for step in (1, 2, 5))
-
-
-_COLOURS, _MAPS = (style.LABELLED, style.UNLABELLED), (style.LABELLED_MAP, style.UNLABELLED_MAP)
+_COLOURS = (style.BLUE, style.VERMILION)  # of labelled and unlabelled images
+_MAPS = ("Blues", "Oranges")  # in one hue each, told apart by lightness alone
 
 
 def figure(about: Record, dataset: str) -> Figure:

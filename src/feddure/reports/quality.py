@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from feddure.reports import figures, style
 from feddure.reports.diagnostics import class_names
-from feddure.reports.figures import Line
+from feddure.reports.figures import Line, Shown
 from feddure.reports.names import listed
 from feddure.reports.page import Group, Section, Table, Text, embed
 from feddure.reports.style import LineStyle
@@ -34,12 +34,12 @@ class _Tested(NamedTuple):
     classes: list[str]
 
 
-def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+def sections(shown: Sequence[Shown]) -> list[Section]:
     """The section of a report; none where nothing was evaluated."""
-    tested = [one for run, line in zip(runs, lines, strict=True) for one in _tested(run, line)]
+    tested = [one for each in shown for one in _tested(each.run, each.line)]
     if not tested:
         return []
-    several = len(runs) > 1
+    several = len(shown) > 1
     names = [name for name in metrics.TITLES if any(metrics.known(one.found, name) is not None for one in tested)]
     columns = [*(["run"] if several else ()), "model", *(metrics.TITLES[name] for name in names)]
     rows = [
@@ -51,8 +51,8 @@ def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     calibrated = [one for one in tested if sum((one.found.get("calibration") or {}).get("images", ()))]
     pictures = []
     if 0 < len(calibrated) <= _MOST_LINES:
-        shown = [(one.line.fmt, one.model, one.found["calibration"]) for one in calibrated]
-        pictures.append(embed(reliability(shown), "Reliability diagram", reading=_READING))
+        found = [(one.line.fmt, one.model, one.found["calibration"]) for one in calibrated]
+        pictures.append(embed(reliability(found), "Reliability diagram", reading=_READING))
     averaged = [one for one in tested if one.model == "averaged" and one.found.get("confusion")]
     if averaged and not several:
         drawn = figures.confusion(averaged[0].found["confusion"], averaged[0].classes)
@@ -76,7 +76,7 @@ def sections(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
         f"error (ECE, {metrics.BINS} bins) is how far confidence lies from accuracy; lower is better."
     )
     text += _absent(tested)
-    if any(run.partition.get("sites") for run in runs) and not any(one.found.get("by_site") for one in tested):
+    if any(one.run.partition.get("sites") for one in shown) and not any(one.found.get("by_site") for one in tested):
         text += " No site has test images of its own."
     return [Section("Quality", text, parts)]
 

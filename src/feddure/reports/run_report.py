@@ -16,7 +16,7 @@ from feddure.config import DIRICHLET, Experiment
 from feddure.errors import RunError
 from feddure.files import write_whole
 from feddure.reports import diagnostics, figures, frame, partition_figure, quality, style
-from feddure.reports.figures import Line
+from feddure.reports.figures import Line, Shown
 from feddure.reports.names import axis, data_size, listed
 from feddure.reports.names import labels as labels_of
 from feddure.reports.page import Code, Files, Group, Section, Table, Text, embed, page, table
@@ -59,22 +59,24 @@ def write_report(
 def render(runs: Sequence[Run], opening: Sequence[Section] = (), metric: str | None = None) -> str:
     """The report as HTML."""
     metric = metric or frame.metric_of(frame.of_runs(runs))
-    summaries = [summary.summarise(run.metrics, run.timing, metric) for run in runs]
     labels = labels_of([run.experiment for run in runs], [run.name for run in runs])
     formats = style.run_line_styles(run.experiment.method for run in runs)
-    lines = [Line(label, run.metrics, fmt) for label, run, fmt in zip(labels, runs, formats, strict=True)]
+    shown = [
+        Shown(run, summary.summarise(run.metrics, run.timing, metric), Line(label, run.metrics, fmt))
+        for run, label, fmt in zip(runs, labels, formats, strict=True)
+    ]
     one_a_method = len({run.experiment.method for run in runs}) == len(runs)
     sections = [
         *opening,
-        *(_runs(runs, summaries, formats, bool(opening)) if not (opening and one_a_method) else ()),
-        *_curves(runs, lines, metric),
-        *quality.sections(runs, lines),
-        *_classes(runs, lines),
-        *_pseudo_labels(runs, lines),
+        *(_runs(shown, bool(opening)) if not (opening and one_a_method) else ()),
+        *_curves(shown, metric),
+        *quality.sections(shown),
+        *_classes(shown),
+        *_pseudo_labels(shown),
         *_probes(runs),
-        *_partitions(runs, labels),
-        *_sites(runs, labels),
-        *_configuration(runs, lines),
+        *_partitions(shown),
+        *_sites(shown),
+        *_configuration(shown),
         *_environment(runs),
         _again(runs),
     ]
@@ -83,8 +85,8 @@ def render(runs: Sequence[Run], opening: Sequence[Section] = (), metric: str | N
         _title(runs),
         [("", " ".join(_in_words(runs)))],
         sections,
-        notes=_notes(runs, summaries),
-        cards=_cards(runs[0], summaries[0]) if len(runs) == 1 else (),
+        notes=_notes(shown),
+        cards=_cards(runs[0], shown[0].summary) if len(runs) == 1 else (),
     )
 
 
@@ -131,14 +133,14 @@ def _in_words(runs: Sequence[Run]) -> Iterator[str]:
         yield f"The runs differ in {listed([axis(key) for key in apart], most=5)}."
 
 
-def _notes(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+def _notes(shown: Sequence[Shown]) -> list[str]:
     """What a reader must know before the numbers: what is missing and what went wrong."""
     notes: dict[str, list[str]] = {}
 
     def note(run: Run, kind: str, text: str) -> None:
-        notes.setdefault(kind, []).append(f"{run.name}: {text}" if len(runs) > 1 else text)
+        notes.setdefault(kind, []).append(f"{run.name}: {text}" if len(shown) > 1 else text)
 
-    for run, found in zip(runs, summaries, strict=True):
+    for run, found, _ in shown:
         if not run.finished:
             note(run, "Unfinished", f"{run.rounds} of {run.experiment.rounds} rounds")
         if not found.evaluations and found.score.validation_last is None:
@@ -204,12 +206,11 @@ def _exported(run: Run, found: Summary, last: str) -> list[tuple[bool, str, str,
     return [(True, "The model to use", percent(value, 1), note)]
 
 
-def _runs(
-    runs: Sequence[Run], summaries: Sequence[Summary], formats: Sequence[style.LineStyle], beside: bool
-) -> list[Section]:
+def _runs(shown: Sequence[Shown], beside: bool) -> list[Section]:
     """A row for each run: what sets it apart, then its numbers; and means of runs that differ in their seeds alone."""
-    if len(runs) == 1:
+    if len(shown) == 1:
         return []
+    runs, summaries = [one.run for one in shown], [one.summary for one in shown]
     apart = experiments.differences([run.experiment for run in runs])
     fields = [key for key in apart if key not in (*_COLUMNS, "rounds") and not key.startswith("engine.")]
     fields = [*_COLUMNS[1:], *fields[:_MOST_COLUMNS]]
@@ -223,13 +224,13 @@ def _runs(
     columns = ["run", "method", *map(axis, fields), "rounds", *scores]
     columns += ["local steps", "per client", "time", *([summary.PRIVACY] if private else ())]
     rows = []
-    for run, found in zip(runs, summaries, strict=True):
+    for run, found, _ in shown:
         tree = experiments.flat(run.experiment)
         rows.append(
             [
                 run.name,
                 methods.title(tree["method"]),
-                *(_shown(tree[key]) for key in fields),
+                *(_text(tree[key]) for key in fields),
                 f"{found.rounds}" if run.finished else f"{found.rounds} of {run.experiment.rounds}",
                 *(points(getattr(found.score, name)) for name in scores.values()),
                 f"{found.local_steps:,}",
@@ -238,7 +239,7 @@ def _runs(
                 *([found.privacy or NOTHING] if private else ()),
             ]
         )
-    parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=formats)]
+    parts: list[Any] = [Table(columns, rows, numbers_from=columns.index("rounds"), formats=_formats(shown))]
     metric = summaries[0].metric
     repeats = [] if beside else _over_seeds(runs, metric)
     if repeats:
@@ -269,47 +270,47 @@ def _over_seeds(runs: Sequence[Run], metric: str) -> list[list[str]]:
 
 
 # --- what was learned --------------------------------------------------------------------------------------
-def _curves(runs: Sequence[Run], lines: Sequence[Line], metric: str) -> list[Section]:
+def _curves(shown: Sequence[Shown], metric: str) -> list[Section]:
     """The metric that ranks and the loss against rounds; what was tested on different data has axes of its own."""
 
-    def ends(shown: Sequence[Line], model: str) -> str:
-        found = ((line.label, summary.evaluations(line.metrics, metric, model)) for line in shown)
+    def ends(lines: Sequence[Line], model: str) -> str:
+        found = ((line.label, summary.evaluations(line.metrics, metric, model)) for line in lines)
         return "; ".join(f"{label} ends at {percent(values[-1][1], 1)}" for label, values in found if values)
 
     groups: dict[str, list[Line]] = {}
-    for run, line in zip(runs, lines, strict=True):
-        groups.setdefault(run.experiment.dataset, []).append(line)
+    for one in shown:
+        groups.setdefault(one.run.experiment.dataset, []).append(one.line)
     parts: list[Any] = []
-    for name, shown in groups.items():
+    for name, lines in groups.items():
         data = f" on {display_name(name)}" if len(groups) > 1 else ""
         pictures = []
         for on in ("test", "validation"):
-            if said := ends(shown, on):
+            if said := ends(lines, on):
                 alt = f"{on.capitalize()} {TITLES[metric]}{data} against rounds: {said}"
-                pictures.append(embed(figures.evaluated(shown, metric, on, data), alt))
-        if pictures and any(summary.evaluations(line.metrics, "loss") for line in shown):
-            pictures.append(embed(figures.evaluated(shown, "loss", data=data), f"Test loss{data} against rounds"))
+                pictures.append(embed(figures.evaluated(lines, metric, on, data), alt))
+        if pictures and any(summary.evaluations(line.metrics, "loss") for line in lines):
+            pictures.append(embed(figures.evaluated(lines, "loss", data=data), f"Test loss{data} against rounds"))
         parts += pictures
     text = "The global model on the whole test set after each evaluated round."
     return [Section("Learning curves", text, parts)] if parts else []
 
 
-def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+def _classes(shown: Sequence[Shown]) -> list[Section]:
     """Which classes the last model knows, where all runs have the same ones, and which it confuses."""
-    shares = [summary.evaluations(run.metrics, "per_class") for run in runs]
-    names = {_class_names(run) for run, found in zip(runs, shares, strict=True) if found}
+    shares = [summary.evaluations(one.run.metrics, "per_class") for one in shown]
+    names = {_class_names(one.run) for one, found in zip(shown, shares, strict=True) if found}
     parts: list[Any] = []
     if len(names) == 1:
         (classes,) = names
         last = {"Accuracy of each class, %, last evaluation": [found[-1][1] if found else [] for found in shares]}
-        parts.append(embed(figures.by_class(lines, last, classes), "Accuracy of each class"))
+        parts.append(embed(figures.by_class(_lines(shown), last, classes), "Accuracy of each class"))
     confusions = []
-    for run, line in zip(runs, lines, strict=True):
+    for run, _, line in shown:
         for number, counts in summary.evaluations(run.metrics, "confusion")[-1:]:
             alt = f"Confusion matrix of {line.label} at round {number}"
             drawn = figures.confusion(counts, _class_names(run))
-            confusions.append(embed(drawn, alt, line.label if len(runs) > 1 else "Confusion matrix of the last model"))
-    if len(runs) == 1 and parts:
+            confusions.append(embed(drawn, alt, line.label if len(shown) > 1 else "Confusion matrix of the last model"))
+    if len(shown) == 1 and parts:
         title = "Accuracy of each class over the rounds"
         values = pd.DataFrame(dict(shares[0])).T
         parts = [Group([*parts, *confusions]), embed(figures.over_rounds({title: values}, classes, 1), title)]
@@ -319,15 +320,16 @@ def _classes(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
     return [Section("Classes", text, parts)] if parts else []
 
 
-def _pseudo_labels(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+def _pseudo_labels(shown: Sequence[Shown]) -> list[Section]:
     """What pseudo labels were worth, and what else methods recorded while training."""
-    names = {tuple(run.partition.get("classes", ())) for run in runs}
+    lines = _lines(shown)
+    names = {tuple(one.run.partition.get("classes", ())) for one in shown}
     classes = names.pop() if len(names) == 1 else ()
     charts = figures.pseudo_labels(lines, classes)
     sections = []
     if charts:
         rows = diagnostics.table({line.label: line.metrics for line in lines})
-        formats = [line.fmt for line in lines if line.label in set(rows["run"])] if len(runs) > 1 else ()
+        formats = [line.fmt for line in lines if line.label in set(rows["run"])] if len(lines) > 1 else ()
         pictures = [embed(chart.figure, chart.title, chart.title, chart.reading) for chart in charts]
         parts = [
             table(rows, numbers_from=1, formats=formats),
@@ -377,22 +379,23 @@ def _probes(runs: Sequence[Run]) -> list[Section]:
 
 
 # --- where and with what -----------------------------------------------------------------------------------
-def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
+def _partitions(shown: Sequence[Shown]) -> list[Section]:
     """Each different partition once, with what is known about it."""
-    users: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        if run.partition.keys() >= {"classes", "labelled", "unlabelled", "parameters"}:
-            users.setdefault(str(run.partition.get("sha256", place)), []).append(place)
+    users: dict[str, list[Shown]] = {}
+    for place, one in enumerate(shown):
+        if one.run.partition.keys() >= {"classes", "labelled", "unlabelled", "parameters"}:
+            users.setdefault(str(one.run.partition.get("sha256", place)), []).append(one)
     parts: list[Any] = []
-    for places in users.values():
-        partition, clients = runs[places[0]].partition, len(runs[places[0]].partition["labelled"])
+    for alike in users.values():
+        run = alike[0].run
+        partition, clients = run.partition, len(run.partition["labelled"])
         moved = sum(repair["number"] for repair in partition.get("repairs") or ())
         labelled, unlabelled = (f"{count / clients:,.0f}" for count in frame.images_of(partition))
         facts = f"{labelled} labelled and {unlabelled} unlabelled images in the mean client."
         facts += f" {moved:,} images were moved so that no client has too few." if moved else ""
         facts += f" SHA-256 {partition['sha256'][:16]}…" if "sha256" in partition else ""
-        drawn = partition_figure.figure(partition, display_name(runs[places[0]].experiment.dataset))
-        caption = "; ".join(labels[place] for place in places) if len(users) > 1 else ""
+        drawn = partition_figure.figure(partition, display_name(run.experiment.dataset))
+        caption = "; ".join(one.line.label for one in alike) if len(users) > 1 else ""
         alt = "Number of labelled and unlabelled images of each class on each client"
         parts += [embed(drawn, alt, caption), Text(facts, "fact")]
     if len(users) > 2:
@@ -404,13 +407,13 @@ def _partitions(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
     return [Section("Who owns what", text, parts)] if parts else []
 
 
-def _sites(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
+def _sites(shown: Sequence[Shown]) -> list[Section]:
     """For each run over real sites: who took part, and what went wrong."""
     parts: list[Any] = []
-    for run, label in zip(runs, labels, strict=True):
+    for run, _, line in shown:
         if found := participation(run):
             rows, remarks = found
-            parts += [Text(label, "heading")] if len(runs) > 1 else []
+            parts += [Text(line.label, "heading")] if len(shown) > 1 else []
             parts += [rows, *(Text(remark, "fact") for remark in remarks)]
     text = (
         "Numbers of images as each site reported them, and rounds: drawn, took part, away when drawn, and failed (the "
@@ -447,20 +450,20 @@ def participation(run: Run) -> tuple[Table, list[str]] | None:
     return Table(columns, rows, numbers_from=1), notes
 
 
-def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
+def _configuration(shown: Sequence[Shown]) -> list[Section]:
     """Every field with its value, default and meaning, and first those that are not the default or differ."""
-    several = len(runs) > 1
-    shown = [run.experiment for run in runs]
-    trees = [experiments.flat(experiment) for experiment in shown]
-    marked = experiments.differences(shown if several else [Experiment(), *shown])
+    several = len(shown) > 1
+    configured = [one.run.experiment for one in shown]
+    trees = [experiments.flat(experiment) for experiment in configured]
+    marked = experiments.differences(configured if several else [Experiment(), *configured])
     every = []
     for field in experiments.fields():
-        value = "(differs)" if several and field.key in marked else _shown(trees[0][field.key])
+        value = "(differs)" if several and field.key in marked else _text(trees[0][field.key])
         every.append([field.key, value, field.default or NOTHING, field.meaning.replace("`", "")])
     columns = ["field", "value", "default", "meaning"]
     if several:
-        rows = [[line.label, *(_shown(tree[key]) for key in marked)] for line, tree in zip(lines, trees, strict=True)]
-        changes = Table(["run", *marked], rows, formats=[line.fmt for line in lines], kind="fields")
+        rows = [[one.line.label, *(_text(tree[key]) for key in marked)] for one, tree in zip(shown, trees, strict=True)]
+        changes = Table(["run", *marked], rows, formats=_formats(shown), kind="fields")
     else:
         changes = Table(columns, [row for row in every if row[0] in marked], kind="fields")
     whole = Table(columns, every, frozenset(marked), kind="fields")
@@ -472,7 +475,7 @@ def _configuration(runs: Sequence[Run], lines: Sequence[Line]) -> list[Section]:
 def _environment(runs: Sequence[Run]) -> list[Section]:
     """Where the runs were made; what differs between them is said in their order."""
     keys = dict.fromkeys(key for run in runs for key in run.environment)
-    found = {key: dict.fromkeys(_shown(run.environment.get(key)) for run in runs) for key in keys}
+    found = {key: dict.fromkeys(_text(run.environment.get(key)) for run in runs) for key in keys}
     rows = [[key, "; ".join(values)] for key, values in found.items()]
     text = f"Where {'the runs were' if len(runs) > 1 else 'the run was'} made."
     return [Section("Environment", text, [Table(["", ""], rows, kind="fields")])] if rows else []
@@ -491,6 +494,14 @@ def _again(runs: Sequence[Run]) -> Section:
     )
 
 
+def _lines(shown: Sequence[Shown]) -> list[Line]:
+    return [one.line for one in shown]
+
+
+def _formats(shown: Sequence[Shown]) -> list[style.LineStyle]:
+    return [one.line.fmt for one in shown]
+
+
 def _but_for_seeds(run: Run) -> str:
     """What runs have in common that differ in their seeds alone."""
     return repr(experiments.flat(run.experiment) | dict.fromkeys(_SEEDS))
@@ -502,5 +513,5 @@ def _class_names(run: Run) -> tuple[str, ...]:
     return tuple(diagnostics.class_names(run.partition.get("classes", ()), size))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return NOTHING if value in (None, "", {}) else str(value)

@@ -20,21 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow, too pale for lines; neighbours differ in lightness too.
-BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK = PALETTE = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#56B4E9",
-    "#D55E00",
-    "#CC79A7",
-    "#000000",
-)
+BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
+VERMILION, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
+PALETTE = (BLUE, ORANGE, GREEN, SKY, VERMILION, PURPLE, BLACK)
 # Beside the palette, no less apart from it for colour-blind readers than its own colours are from each other.
 INDIGO, WINE, BROWN = "#332288", "#882255", "#7A4A2A"
-
-LABELLED, UNLABELLED = BLUE, VERMILION
-LABELLED_MAP, UNLABELLED_MAP = "Blues", "Oranges"
-"""For quantities: one hue each, told apart by lightness alone; dark is much."""
 
 INK, MUTED, GRID = "#222222", "#666666", "#E4E4E4"
 
@@ -42,17 +32,10 @@ ON_LIGHT, ON_DARK = "#232323", "#FEFEFE"
 """For numbers in the cells of a map."""
 
 DARK = {
-    **{
-        INK: "#E7E9EB",
-        MUTED: "#9AA3AD",
-        GRID: "#31373E",
-        ON_LIGHT: "#E7E9EC",
-        ON_DARK: "#14171B",
-        "#FFFFFF": "#1E2227",
-    },
-    **{BLUE: "#4BA6E0", GREEN: "#19BF92", VERMILION: "#F2803C", PURPLE: "#DD9CC0", BLACK: "#F4F4F4"},
-    **{INDIGO: "#9D92F0", WINE: "#DB7BA2", BROWN: "#C79468"},
-}
+    INK: "#E7E9EB", MUTED: "#9AA3AD", GRID: "#31373E", ON_LIGHT: "#E7E9EC", ON_DARK: "#14171B", "#FFFFFF": "#1E2227",
+    BLUE: "#4BA6E0", GREEN: "#19BF92", VERMILION: "#F2803C", PURPLE: "#DD9CC0", BLACK: "#F4F4F4",
+    INDIGO: "#9D92F0", WINE: "#DB7BA2", BROWN: "#C79468",
+}  # fmt: skip
 """What a page shows in the place of these colours where its reader's screen is dark; the others stay."""
 
 FORMATS = ("png", "svg", "pdf")

@@ -295,14 +295,13 @@ def _nothing_compared(failed: Mapping[str, Problem]) -> ConfigError | RunError:
 
 
 def _wanted(plan: Plan, experiment: Experiment, folder: Path) -> dict[Path, Experiment]:
-    return {run_folder(folder, *run): _experiment(experiment, *run) for run in plan.runs()}
-
-
-def _experiment(experiment: Experiment, method: str, seed: int) -> Experiment:
-    found = experiment.model_copy(update={"method": method, "seed": seed})
-    plugins.expect_allowed(*found.modules)
-    known_methods.make(found)  # an unknown method is an error before anything is done
-    return found
+    wanted = {}
+    for method, seed in plan.runs():
+        found = experiment.model_copy(update={"method": method, "seed": seed})
+        plugins.expect_allowed(*found.modules)
+        known_methods.make(found)  # an unknown method is an error before anything is done
+        wanted[run_folder(folder, method, seed)] = found
+    return wanted
 
 
 def _check_folder(folder: Path, resume: bool) -> None:

@@ -104,11 +104,6 @@ class Measurement:
 
 _MEASUREMENT = TypeAdapter(Measurement)
 
-_NOT_WRITTEN: dict[str, Any] = {
-    "accuracy_ema": None, "together": 1, "left_out": 0.0, "diagnostics": {}, "bytes_per_round": {},
-    **dict.fromkeys(("validation_last10", "validation_ema", "validation_best", "accuracy_best")), "metrics": {},
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -289,11 +284,7 @@ def pack(measurements: Iterable[Measurement]) -> bytes:
         own = {name: value for name, value in one.environment.items() if name not in _SHARED}
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
         environments[key] = shared
-        fields = {
-            name: value
-            for name, value in vars(one).items()
-            if name not in ("config_hash", "environment") and not (name in _NOT_WRITTEN and value == _NOT_WRITTEN[name])
-        }
+        fields = _MEASUREMENT.dump_python(one, exclude={"config_hash", "environment"}, exclude_defaults=True)
         lines.append({"cell": one.config_hash, **fields, "environment": key, "about": own})
     first = [{"environment": key, **environments[key]} for key in sorted(environments)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [*first, *lines]).encode()
