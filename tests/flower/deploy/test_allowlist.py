@@ -14,6 +14,7 @@ from flwr.supernode.runtime import run_clientapp
 
 from feddure.errors import RunError
 from feddure.flower.app import CLIENT_APP
+from feddure.flower.app.client import app
 from feddure.flower.app.run_config import write_app
 from feddure.flower.deploy import allowlist
 from feddure.flower.deploy.allowlist import ForeignCode, check_app
@@ -32,17 +33,37 @@ def test_the_app_that_a_run_writes_passes(tmp_path, agreed):
     check_app(build_fab_from_disk(tmp_path))
 
 
-def test_flower_installs_apps_where_the_allowlist_looks(monkeypatch, capsys):
-    installed = []
-    monkeypatch.setattr(run_clientapp, "install_from_fab", lambda content, **_: installed.append(content))
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """The allowlist has started Flower's program for client apps."""
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
     monkeypatch.setattr("flwr.supernode.cli.flwr_clientapp", lambda: None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     allowlist.main()
-    own = archive(OWN)
-    run_clientapp.install_from_fab(own, skip_prompt=True)
+
+
+@pytest.mark.usefixtures("started")
+def test_flower_installs_apps_where_the_allowlist_looks(capsys):
+    run_clientapp.install_from_fab(archive(OWN), skip_prompt=True)
     with pytest.raises(ForeignCode):
         run_clientapp.install_from_fab(archive(("pyproject.toml", naming("os:system"))), skip_prompt=True)
     assert "problem: refused" in capsys.readouterr().out
-    assert installed == [own]
+
+
+@pytest.mark.usefixtures("started")
+def test_a_server_cannot_name_another_app_than_the_one_that_was_looked_at(tmp_path, monkeypatch):
+    """Flower makes the folder of the app that it loads of what the server says of the run."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    other, known = tmp_path / "other", tmp_path / "home" / "apps" / "a.b.1"
+    for folder in (other, known):
+        folder.mkdir(parents=True)
+    config = naming("intruder:app").replace("[tool.flwr.app]", 'description = "x"\nlicense = "x"\n[tool.flwr.app]')
+    (other / "pyproject.toml").write_text(config + 'serverapp = "intruder:app"\n')
+    (other / "intruder.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\n")
+    load = run_clientapp.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+    assert load("a/b", "1/../../../other/", "") is app
+    assert "intruder" not in sys.modules
 
 
 def test_a_supernode_finds_the_allowlist_in_place_of_flowers_programs(tmp_path):

@@ -2,8 +2,9 @@
 
 A run of Flower brings its app along, and the app's Python code runs at every site, under the site's account. A
 federation of feddure needs none: its app only names the installed package. So a site's SuperNode finds, under the name
-of Flower's program for client apps, one that looks at the app first and refuses any that holds more than that; the
-other programs that a server could have started here are refused altogether. This file is also the program itself.
+of Flower's program for client apps, one that looks at the app, refuses any that holds more than that, and runs the
+installed one, wherever the server says that the app lies; the other programs that a server could have started here are
+refused altogether. This file is also the program itself.
 """
 
 import io
@@ -118,22 +119,25 @@ def _started_by_flower() -> set[str]:
 
 
 def main() -> None:
-    """Flower's program for client apps, which first looks at the app."""
+    """Flower's program for client apps, which looks at the app, and runs feddure's own."""
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
-    # Fails, and the site with it, where another version of Flower installs apps in another way.
-    install = run_clientapp.install_from_fab
-
-    def install_checked(content: Any, *arguments: Any, **options: Any) -> Any:
+    def check(content: Any, **options: Any) -> None:
         try:
             check_app(content)
         except ForeignCode as problem:
             log(f"problem: refused: {problem}; ask the server's operator, whose run this was")
             raise
-        return install(content, *arguments, **options)
 
-    run_clientapp.install_from_fab = install_checked  # type: ignore[assignment]
+    def own(**options: Any) -> Any:
+        from feddure.flower.app.client import app
+
+        return lambda *named: app
+
+    for name, instead in (("install_from_fab", check), ("get_load_client_app_fn", own)):
+        getattr(run_clientapp, name)  # fails, and the site with it, where another version of Flower has none
+        setattr(run_clientapp, name, instead)
     flwr_clientapp()
 
 
