@@ -220,7 +220,7 @@ def test_a_finished_run_is_shown_with_all_its_metrics(tmp_path, capsys):
 
 @pytest.mark.parametrize("attacker", [False, True])
 def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
-    """With stand-ins for its processes; a real one is in tests/flower/test_deployed.py."""
+    """With stand-ins for its processes."""
     done = []
 
     @contextmanager

@@ -171,11 +171,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         reproduce("claims", "--out", tmp_path / "file" / "out")
 
 
-def test_merging_from_nowhere_is_explained(tmp_path):
-    with pytest.raises(RunError, match="no measured cells are there"):
-        reproduce("claims", "--merge", tmp_path / "nothing", "--out", tmp_path / "out")
-
-
 def test_measured_results_in_this_repository_can_be_gone_on_with():
     """The published cells are the ones that the studies ask for: a study resumes where its measurement stopped."""
     store = Store(Path(__file__).parents[2] / "results" / "reproduction")

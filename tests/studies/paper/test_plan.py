@@ -45,11 +45,6 @@ def test_a_charts_points_are_its_axis():
     assert {c.experiment.local_steps for c in cells("labels", Request(**one))} == {5}
 
 
-def test_a_preset_knows_its_data_sets():
-    (cinic,) = cells("table1", Request(datasets=("cinic10",), methods=("feddure",), settings=("dir-dir",), seeds=(0,)))
-    assert cinic.experiment.local_steps == 10
-
-
 def test_changes_are_a_column_and_how_the_work_is_done_is_not():
     request = Request(methods=("fedmatch",), changes={"fedmatch.optimizer": "common", "engine.lanes": 4})
     found = cells("table1", request)[0]
