@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+import failing
 import folders
 import tiny
 from commands import table
-from feddure import methods as known_methods
 from feddure.errors import FeddureWarning, RunError
 from feddure.methods import title as method_title
 from feddure.methods.fedavg import FedAvg
@@ -123,30 +123,9 @@ def test_progress_names_method_and_seed(images, tmp_path, capsys):
 # --- methods that fail ---------------------------------------------------------------------------------
 
 
-class Raises(FedAvg):
-    """Fails in its second round."""
-
-    title = "Raises"
-
-    def step(self, client, batch):
-        if client.key[1] == 2:
-            raise ValueError("a mistake")
-        return super().step(client, batch)
-
-
-class Mistaken(FedAvg):
-    """Uses a view that it did not ask for."""
-
-    title = "Mistaken"
-
-    def step(self, client, batch):
-        assert batch.strong.numel()
-
-
 @pytest.fixture
-def _bad_methods(monkeypatch):
-    monkeypatch.setitem(known_methods.METHODS, "raises", Raises)
-    monkeypatch.setitem(known_methods.METHODS, "mistaken", Mistaken)
+def _bad_methods():
+    failing.register()
 
 
 bad_methods = pytest.mark.usefixtures("_bad_methods")
@@ -160,17 +139,17 @@ def test_a_method_that_fails_takes_no_other_with_it(images, tmp_path):
     changes = {"rounds": 3, "checkpoint_every": 1}
     found = compared(images, tmp_path / "out", ("raises", "fedavg", "mistaken", "fedavg-matched"), (0, 1), **changes)
     assert list(found.failed) == ["raises", "mistaken"]
-    assert found.failed["raises"].reason == "ValueError: a mistake"
-    assert "test_compare.py" in found.failed["raises"].traceback
+    assert found.failed["raises"].reason == "OSError: a mistake"
+    assert "failing.py" in found.failed["raises"].traceback
     assert found.failed["mistaken"].traceback == ""
     assert found.plan.methods == ("fedavg", "fedavg-matched")
     assert list(found.pairs()["method"]) == ["FedAvg*"]
     lines = {row["method"]: row for row in table(tmp_path / "out" / "comparison.csv")}
-    assert lines["raises"]["failed"] == "ValueError: a mistake"
-    assert set(lines["raises"].values()) == {"raises", "ValueError: a mistake", ""}
+    assert lines["raises"]["failed"] == "OSError: a mistake"
+    assert set(lines["raises"].values()) == {"raises", "OSError: a mistake", ""}
     assert lines["fedavg"]["failed"] == ""
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Raises failed: ValueError: a mistake." in page
+    assert "Raises failed: OSError: a mistake." in page
     assert "Mistaken failed: method &#39;mistaken&#39; uses batch.strong" in page
 
 
@@ -181,7 +160,7 @@ def test_a_failed_method_is_tried_again_and_joins_the_others(images, tmp_path, m
     found = compared(images, folder, ("raises", "fedavg"), **changes)
     assert read_plan(folder) == Plan(("raises", "fedavg"), (0,), "raises")
     before = {path: path.stat().st_mtime_ns for path in folder.glob("fedavg-seed0/*")}
-    monkeypatch.setattr(Raises, "step", FedAvg.step)
+    monkeypatch.setattr(failing.Raises, "step", FedAvg.step)
     found = compared(images, folder, (), (), resume=True, **changes)
     assert found.failed == {}
     assert list(found.methods()["method"]) == ["Raises", "FedAvg*"]
@@ -210,15 +189,15 @@ def test_what_has_ended_a_method_in_a_job_is_not_found_out_again(images, tmp_pat
     monkeypatch.setattr(runs, "execute", count)
     found = compare(plan, experiment, images, folder, progress=False, processes=2)
     assert tried == [("raises", 0), ("fedavg", 0), ("fedavg", 1)]
-    assert found.failed["raises"].reason == "ValueError: a mistake"
-    assert "test_compare.py" in found.failed["raises"].traceback
+    assert found.failed["raises"].reason == "OSError: a mistake"
+    assert "failing.py" in found.failed["raises"].traceback
     assert not (folder / ".failures").exists()
 
 
 @bad_methods
 @pytest.mark.usefixtures("_with_report")
 def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_path):
-    with pytest.warns(FeddureWarning, match="^raises: ValueError: a mistake"):  # at once
+    with pytest.warns(FeddureWarning, match="^raises: OSError: a mistake"):  # at once
         found = compared(images, tmp_path / "out", ("raises", "fedavg"), against="raises")
     assert found.differences == {}
     assert "It was the reference: no difference from it can be told." in (tmp_path / "out" / "report.html").read_text()
@@ -227,7 +206,7 @@ def test_without_its_reference_a_comparison_tells_no_differences(images, tmp_pat
 @bad_methods
 @told
 def test_where_all_methods_fail_there_is_nothing_to_compare(images, tmp_path):
-    with pytest.raises(RunError, match=r"(?s)ended method raises:\nTraceback.*a mistake\nmethod mistaken cannot be"):
+    with pytest.raises(RunError, match=r"(?s)ended method raises:\nTraceback.*a mistake.*\nmethod mistaken cannot be"):
         compared(images, tmp_path / "out", ("raises", "mistaken"))
     assert not (tmp_path / "out" / "comparison.csv").exists()
 

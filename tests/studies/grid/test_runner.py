@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import failing
 import tiny
+from failing import Raises
 from feddure import plugins
 from feddure.errors import ConfigError, FeddureWarning, RunError
-from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
 from feddure.simulation import runs
 from feddure.simulation.lanes import Lanes
@@ -23,26 +24,9 @@ from measured import found, here
 from waiting import until
 
 
-class Raises(FedAvg):
-    """Fails on the seed and in the round that it is told."""
-
-    def step(self, client, batch):
-        if client.key[:2] == tuple(self.experiment.options["at"]):
-            raise OSError("a mistake\nin several lines")
-        return super().step(client, batch)
-
-
-class Mistaken(FedAvg):
-    """Uses a view that it did not ask for."""
-
-    def step(self, client, batch):
-        assert batch.strong.numel()
-
-
 @pytest.fixture(autouse=True)
-def _methods(monkeypatch):
-    monkeypatch.setitem(METHODS, "raises", Raises)
-    monkeypatch.setitem(METHODS, "mistaken", Mistaken)
+def _methods():
+    failing.register()
 
 
 @pytest.fixture
@@ -222,7 +206,7 @@ def test_an_error_ends_only_its_cells(tmp_path, images):
     assert measured(wanted, store) == [False, True, False, False, False, True, True]
     said = store.failures()
     assert said[raised.hash].error == "OSError: a mistake"
-    assert said[raised.hash].traceback.splitlines()[1].startswith(f'  File "{__file__}", line ')
+    assert said[raised.hash].traceback.splitlines()[1].startswith(f'  File "{failing.__file__}", line ')
     assert "add needs = feddure.Needs(strong=True)" in said[mistaken.hash].error
     assert "400" in said[too_few.hash].error
     assert said[no_data.hash].error == "KeyError: 'images'"
