@@ -10,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from flwr.common.config import parse_config_args
 
 from feddure.environment import began_at
 from feddure.errors import ConfigError, RunError
+from feddure.files import parse_yaml
 from feddure.flower.app.policy import Answers
+from feddure.flower.app.sanitize import LOG_MARK, log, log_prefix
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates, site
 from feddure.flower.deploy.check import Reachability
@@ -246,6 +249,18 @@ def test_a_site_that_crashes_after_hours_comes_back(north, monkeypatch):
     assert len(north.supernodes) > 4
 
 
+def test_what_a_client_app_logs_is_shown(north, monkeypatch, capsys):
+    def change(process):
+        if process.name == "flower-superexec":
+            monkeypatch.setenv(LOG_MARK, process.environment[LOG_MARK])
+            log("round 1/3")
+            process.log.write_text(capsys.readouterr().out)
+
+    north.change = change
+    north.join()
+    assert any(line.endswith("  round 1/3") for line in north.shown)
+
+
 def test_flowers_logs_and_commands_go_to_files_unless_asked_for(north):
     north.every_supernode_ends(ELSEWHERE, 1)
     for verbose in (False, True):
@@ -263,11 +278,12 @@ class Filtered:
     def __init__(self, folder, verbose=False):
         self.paths, self.raw = (folder / "supernode.log", folder / "superexec.log"), []
         self.filter = LogFilter(*self.paths, "fed.example.org:9092", self.raw.append, verbose)
+        self.own = log_prefix(self.filter.mark)
 
     def log(self, supernode="", superexec=""):
-        """Write to the logs; returns what is shown of it, without the time."""
+        """Write to the logs, own: as feddure does; returns what is shown of it, without the time."""
         before = len(self.raw)
-        for path, text in zip(self.paths, (supernode, superexec), strict=True):
+        for path, text in zip(self.paths, (supernode, superexec.replace("own: ", self.own)), strict=True):
             with path.open("ab") as file:
                 file.write(text.encode())
         self.filter.update()
@@ -316,10 +332,10 @@ def test_what_was_logged_before_is_not_shown_again(tmp_path):
 
 
 def test_lines_of_the_client_app_are_shown_whole_and_once_and_the_rest_is_not(filtered):
-    line = "feddure: problem: refused\n"
+    line = "own: problem: refused\n"
     noise = "Successfully installed feddure-federation.\nleft out: jane-doe.png: broken\n"
     assert filtered.log(info("[RUN 7]"), noise + line + line) == ["problem: refused"]
-    assert filtered.log(superexec="feddure: round 1/3: lo") == []
+    assert filtered.log(superexec="own: round 1/3: lo") == []
     assert filtered.log(superexec="ss 2.5\n" + line) == ["round 1/3: loss 2.5", "problem: refused"]
 
 
@@ -329,8 +345,16 @@ def test_errors_are_shown(filtered, text):
     assert "full" in shown
 
 
+def test_a_servers_text_is_not_taken_for_feddures_own(filtered):
+    """An error repeats it line by line: it could ask for approval in other words than the site's own."""
+    forged = "feddure: problem: run 1 waits for your approval: what was agreed"
+    with pytest.raises(yaml.YAMLError) as problem:
+        parse_yaml(f"method: fedtutor\n{forged}")
+    assert filtered.log(superexec=f"{problem.value}\n{forged}\n") == []
+
+
 def test_logs_cannot_reach_into_the_terminal(filtered):
-    assert filtered.log(superexec="feddure: problem \x1b]0;title\x07\x1b[2J\n") == ["problem"]
+    assert filtered.log(superexec="own: problem \x1b]0;title\x07\x1b[2J\n") == ["problem"]
 
 
 def test_one_word_at_the_terminal_approves_one_run(tmp_path):

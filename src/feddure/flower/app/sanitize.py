@@ -1,12 +1,13 @@
 """Texts between sites and server: nothing private on the way out, harmless where they are shown."""
 
+import os
 import re
 from typing import Any, TypeVar
 
 from feddure.errors import FeddureError
 
-LOG_PREFIX = "feddure: "
-"""How every line begins that is meant for the person at this end; the rest of a log is Flower's."""
+LOG_MARK = "FEDDURE_LOG_MARK"
+"""Of the environment: a word of a site's own, without which a line of its log is not shown as one of feddure's."""
 _PUBLIC = "public"
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _Error = TypeVar("_Error", bound=FeddureError)
@@ -29,9 +30,14 @@ def _shown(character: str) -> str:
     return " " if character.isspace() else "\N{REPLACEMENT CHARACTER}"
 
 
+def log_prefix(mark: str = "") -> str:
+    """How every line begins that is meant for the person at this end; the rest of a log is Flower's."""
+    return f"feddure {mark}: " if mark else "feddure: "
+
+
 def log(text: str) -> None:
     """A line in the log of this process: `flwr log` shows the server's, `feddure federate site` a site's."""
-    print(f"{LOG_PREFIX}{one_line(text, 2000)}", flush=True)
+    print(f"{log_prefix(os.environ.get(LOG_MARK, ''))}{one_line(text, 2000)}", flush=True)
 
 
 def disclosed(error: _Error, text: str = "") -> _Error:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import select
 import sys
 import time
@@ -20,7 +21,7 @@ from feddure.flower.app.ledger import Ledger
 from feddure.flower.app.policy import Answers
 from feddure.flower.app.privacy import Protection
 from feddure.flower.app.private_files import make_private_folder
-from feddure.flower.app.sanitize import LOG_PREFIX, printable
+from feddure.flower.app.sanitize import LOG_MARK, log_prefix, printable
 from feddure.flower.app.site_data import ImageFolder
 from feddure.flower.deploy import certificates
 from feddure.flower.deploy.allowlist import check_path, write_wrappers
@@ -76,7 +77,8 @@ def _join(bundle: Bundle, site: str, images: ImageFolder, options: Options, show
     while True:
         began = time.monotonic()
         seen = LogFilter(*logs, address, show, verbose)
-        with start(bundle, site, images, options, show, show_command=verbose) as processes:
+        mark = {LOG_MARK: seen.mark}
+        with start(bundle, site, images, options, show, mark, show_command=verbose) as processes:
             ended = processes.wait(seen.update, partial(_answer_at_terminal, bundle, show))
         now = time.monotonic()
         reason = _reason(bundle, site, ended, seen)
@@ -235,9 +237,14 @@ def supernode_command(
 
 # --- Flower's logs in plain lines --------------------------------------------------------------------
 class LogFilter:
-    """What the person at a site sees of one start: Flower's logs, which go to files, in a few plain lines."""
+    """What the person at a site sees of one start: Flower's logs, which go to files, in a few plain lines.
+
+    Errors repeat texts of the server's, line by line, so feddure's own lines have a mark that the server does not know:
+    none of its texts is to look like the question for approval.
+    """
 
     def __init__(self, supernode: Path, superexec: Path, server: str, show: Show, verbose: bool = False):
+        self.mark = secrets.token_hex(4)
         self.joined = False
         self.activation_failed = False
         self._supernode, self._superexec = Tail(supernode, skip=True), Tail(superexec, skip=True)
@@ -280,9 +287,9 @@ class LogFilter:
 
     def _work_line(self, line: str) -> None:
         level, text = _split_level(line)
-        if line.startswith(LOG_PREFIX):
+        if line.startswith(own := log_prefix(self.mark)):
             if line != self._last:  # a run that refuses this site asks it again and again
-                self._tell(line.removeprefix(LOG_PREFIX))
+                self._tell(line.removeprefix(own))
             self._last = line
         elif level == "ERROR":
             self._tell(f"Flower reports an error: {text}")
