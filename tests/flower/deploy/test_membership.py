@@ -4,9 +4,11 @@ import pytest
 
 from feddure.errors import ConfigError
 from feddure.flower.app import audit
+from feddure.flower.app.registry import Registry
 from feddure.flower.deploy import certificates, membership
 from feddure.flower.deploy.control import Control
 from feddure.flower.deploy.server import SiteKeys, _sites_by_key
+from feddure.simulation.server import ImageCounts
 
 
 @pytest.fixture
@@ -43,6 +45,16 @@ def test_the_proxy_follows_without_a_restart(own, registered):
     assert registered == [("north", "south", "west")] * 3
     events = [entry["event"] for entry in audit.read(own.server / audit.FILE).entries]
     assert events == ["site added", "key replaced", "site revoked"]
+
+
+def test_what_a_site_says_while_it_is_revoked_is_forgotten_too(own, monkeypatch):
+    """A run may hear its answer before the SuperLink knows: whoever stole the key would have the last word."""
+    registry = Registry(own.server)
+    monkeypatch.setattr(membership, "is_listening", lambda *_: True)
+    monkeypatch.setattr(Control, "register", lambda self, sites: registry.counts("south", ImageCounts(1, 0)))
+    registry.counts("south", ImageCounts(50, 200))
+    membership.revoke(own, "south", print)
+    assert "south" not in registry.read()
 
 
 def test_another_sites_damaged_file_does_not_keep_a_revoked_one_in(own, registered):

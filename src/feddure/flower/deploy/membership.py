@@ -40,8 +40,10 @@ def revoke(folder: ServerFolder, site: str, show: Show) -> None:
     if not folder.public_key(site).exists():
         raise ConfigError(f"site '{site}': has no key that is let in")
     folder.public_key(site).unlink()
-    Registry(folder.server).forget(site)
-    _done(folder, description, "site revoked", site, show)
+    try:
+        _done(folder, description, "site revoked", site, show)
+    finally:
+        Registry(folder.server).forget(site)  # also what a run heard of it until now
 
 
 def _give_key(folder: ServerFolder, description: descriptions.Description, site: str, public_key: Path | None) -> None:
