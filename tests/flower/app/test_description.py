@@ -1,5 +1,6 @@
 """federation.yaml: what it says, and what people are told when it says something else."""
 
+import time
 import unicodedata
 
 import pytest
@@ -97,3 +98,11 @@ def test_a_mistake_is_named_with_what_was_expected(text, expected):
 def test_a_site_that_is_not_named():
     with pytest.raises(ConfigError, match=r"site 'lion': .*there are: berlin, lyon; did you mean 'lyon'\?"):
         descriptions.parse(TEXT).client("lion")
+
+
+def test_a_long_list_of_names_takes_no_long_time():
+    """A server's copy may have a megabyte of them."""
+    names = tuple(f"c{number}" for number in range(40_000))
+    began = time.process_time()
+    assert descriptions._expect_different(names) == names
+    assert time.process_time() - began < 5

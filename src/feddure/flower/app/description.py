@@ -8,6 +8,7 @@ server refuses them, so that two sites never mean different classes by the same 
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,9 +138,9 @@ def parse(text: str, where: str = FILE_NAME) -> Description:
 
 def _expect_different(names: tuple[str, ...]) -> tuple[str, ...]:
     # Sites may keep their images on a file system that does not tell A from a.
-    lower = [name.lower() for name in names]
+    times = Counter(name.lower() for name in names)
     for name in names:
-        if lower.count(name.lower()) > 1:
+        if times[name.lower()] > 1:
             raise ValueError(f"'{name}' is there more than once (capital and small letters count as the same)")
     return names
 
