@@ -222,7 +222,7 @@ def _train_in_jobs(
 ) -> None:
     with closing(SideBySide({path: found.rounds for path, found in wanted.items()}, processes)) as progress:
         try:
-            jobs.run_in_jobs(new_command(), processes, arguments, progress.look, progress.say)
+            jobs.run_in_jobs(new_command(), processes, arguments, progress.refresh, progress.say)
         except GridStopped as stopped:
             raise runs.Interrupted(folder, None, stopped.exit_code - 128, command) from None
 

@@ -122,18 +122,18 @@ class SideBySide:
         self._rounds, self._title = rounds, f"{len(rounds)} runs, {processes} at a time"
         self._total = sum(rounds.values())
         self._began, self._before = time.monotonic(), self._done()
-        self._next_look, self._next_line = self._began, self._began + _SECONDS_BETWEEN_LINES
+        self._next_refresh, self._next_line = self._began, self._began + _SECONDS_BETWEEN_LINES
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}"))
         self._bars = bars(None, *columns)
         self._bar = self._bars.add_task(self._title, completed=self._before, total=self._total, text="")
         self._bars.start()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Show how far they are, at most once a second."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_refresh:
             return
-        self._next_look = now + 1
+        self._next_refresh = now + 1
         done = self._done()
         seconds = (now - self._began) * (self._total - done) / (done - self._before) if done > self._before else None
         left = NOTHING if seconds is None else timedelta(seconds=round(seconds))

@@ -45,6 +45,7 @@ class Slow(FedAvg):
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["feddure", "sweep", "mine.yaml", "--out", "out", "--allow-modules"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("of_jobs.py").write_text(CODE)
     Path("slow").touch()
@@ -52,19 +53,18 @@ def _here(tmp_path, monkeypatch):
 
 
 def plan(methods, seeds, **changes):
-    """The store and cells of a sweep, and the arguments of the command that measures it."""
+    """The store and cells of a sweep."""
     tree = {"config": "tiny.yaml", "set": changes, "grid": {"method": methods}, "seeds": seeds}
     Path("mine.yaml").write_text(yaml.safe_dump({key: value for key, value in tree.items() if value}))
     wanted = sweep.read(Path("mine.yaml"), allow_modules=True)
-    arguments = ["sweep", "mine.yaml", "--out", "out", "--allow-modules"]
-    return sweep.open_folder(wanted, Path("out")), wanted.cells(), arguments
+    return sweep.open_folder(wanted, Path("out")), wanted.cells()
 
 
 def test_they_divide_the_cells_and_what_ends_one_takes_no_other_with_it(tmp_path, images):
     Path("deadly").touch()
-    store, cells, arguments = plan(["of_jobs:Deadly", "of_jobs:Raises", "of_jobs:Slow"], [0, 1])
+    store, cells = plan(["of_jobs:Deadly", "of_jobs:Raises", "of_jobs:Slow"], [0, 1])
     said = []
-    assert measure_in_jobs(cells, store, 2, say=said.append, arguments=arguments) == [-signal.SIGKILL]
+    assert measure_in_jobs(cells, store, 2, say=said.append) == [-signal.SIGKILL]
     assert said == []
     left, failed = unmeasured(cells, store), store.failures()
     killed, *raised = sorted(left, key=lambda cell: cell.experiment.method)
@@ -82,7 +82,7 @@ def test_they_divide_the_cells_and_what_ends_one_takes_no_other_with_it(tmp_path
 
 
 def test_each_has_a_cell_and_a_stop_reaches_all_and_keeps_what_is_under_way(tmp_path, images):
-    store, cells, arguments = plan(["of_jobs:Slow"], [0, 1], rounds=25)
+    store, cells = plan(["of_jobs:Slow"], [0, 1], rounds=25)
 
     asked, before = set(), set(psutil.Process().children())  # such as a tracker's, of another test
 
@@ -93,7 +93,7 @@ def test_each_has_a_cell_and_a_stop_reaches_all_and_keeps_what_is_under_way(tmp_
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(runner.GridStopped) as stopped:
-        measure_in_jobs(cells, store, 2, look, arguments=arguments)
+        measure_in_jobs(cells, store, 2, look)
     assert stopped.value.exit_code == 130
     assert set(psutil.Process().children()) <= before
     assert sorted(path.parent.parent.name for path in store.folder.glob("unfinished/*/checkpoint/*")) == sorted(
@@ -107,10 +107,10 @@ def test_each_has_a_cell_and_a_stop_reaches_all_and_keeps_what_is_under_way(tmp_
 
 
 def test_they_end_with_the_command_that_started_them():
-    store, cells, arguments = plan(["of_jobs:Slow"], [0, 1], rounds=400)
+    store, cells = plan(["of_jobs:Slow"], [0, 1], rounds=400)
     command = os.fork()
     if command == 0:
-        measure_in_jobs(cells, store, 2, arguments=arguments)
+        measure_in_jobs(cells, store, 2)
         os._exit(0)
     until(lambda: len([one for one in store.under_way().values() if one.round > 0]) == 2)
     pids = {one.pid for one in store.under_way().values()}

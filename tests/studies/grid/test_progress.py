@@ -35,13 +35,13 @@ def test_what_is_under_way_and_done_and_the_time_left(tmp_path):
     with store.claimed(cells[0]), store.claimed(cells[1]):
         store.note(cells[0], "command", 5, 0.5)
         clock.now = 30.0
-        watch.look()
+        watch.refresh()
         assert "round 5/10  accuracy 50.00\u202f%" in text.getvalue()
         assert "0/2 cells  0:00:30  left 0:01:30" in text.getvalue()  # a quarter of the work took 30 s
         store.keep(synthetic.measured(cells[0], 42.0))
         store.note(cells[1], "command", 5)
         clock.now = 60.0
-        watch.look()
+        watch.refresh()
     assert "1/2 cells  0:01:00  left 0:00:20" in text.getvalue()
     watch.close()
     watch.close()
@@ -53,7 +53,7 @@ def test_bars_come_and_go_on_a_terminal(tmp_path):
     watch, store, text, _ = watching(tmp_path, cells, terminal=True)
     with store.claimed(cells[0]):
         store.note(cells[0], "command", 5, 0.5)
-        watch.look(at_once=True)
+        watch.refresh(at_once=True)
         store.keep(synthetic.measured(cells[0], 42.0))
     watch.close()
     assert "1/2 cells" in text.getvalue()
@@ -66,7 +66,7 @@ def test_a_log_is_not_flooded(tmp_path):
         for second in range(60):
             clock.now = second
             store.note(cells[0], "command", 1 + second // 10)
-            watch.look()
+            watch.refresh()
     assert len(text.getvalue().splitlines()) == 2
 
 
@@ -75,8 +75,8 @@ def test_failures_are_told_at_once_and_a_shared_mistake_once(tmp_path):
     watch, store, text, _ = watching(tmp_path, cells)
     for number, one in enumerate(cells):
         store.fail(one, Problem("write it") if number < 2 else Problem("ValueError: a mistake", "Traceback"))
-    watch.look(at_once=True)
-    watch.look(at_once=True)
+    watch.refresh(at_once=True)
+    watch.refresh(at_once=True)
     assert text.getvalue().count("cannot be measured: write it") == 1
     assert text.getvalue().count("ValueError: a mistake") == 2
     assert cells[3].hash in text.getvalue()

@@ -164,7 +164,7 @@ def test_a_kill_at_any_moment_loses_no_finished_cell_and_little_of_others(tmp_pa
         child = os.fork()
         if child == 0:
             with log.open("wb", buffering=0) as file:
-                measure(wanted, store, look=lambda file=file: file.write(b"."))
+                measure(wanted, store, refresh=lambda file=file: file.write(b"."))
                 os._exit(0)
         until(lambda log=log, rounds=rounds: log.exists() and log.stat().st_size > rounds)
         time.sleep(0.003 * rounds)  # not always at the same place of a round
@@ -354,7 +354,7 @@ def test_a_cell_is_measured_again_when_its_code_has_changed(tmp_path, write_code
 def test_a_cell_under_way_starts_afresh_with_new_code(tmp_path, write_code, trained):
     store, wanted = Store(tmp_path / "grid"), cells("some_own_module:Mine", seeds=(0,))
     with pytest.raises(runner.GridStopped):
-        measure(wanted, store, look=lambda: len(trained) > 3 and os.kill(os.getpid(), signal.SIGTERM))
+        measure(wanted, store, refresh=lambda: len(trained) > 3 and os.kill(os.getpid(), signal.SIGTERM))
     assert (store.unfinished(wanted[0].hash) / "checkpoint" / "state.safetensors").exists()
     write_code(METHOD.format(2))
     trained.clear()

@@ -21,7 +21,7 @@ from feddure.studies.grid.store import Cell, Store
 JOB = "FEDDURE_JOB"
 """In the environment of such a process: the command that has started it."""
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 
 
 def is_job() -> bool:
@@ -39,21 +39,20 @@ def end_with_parent() -> None:
     """Let this process stop, as by Ctrl-C, once the command that has started it is gone."""
     parent = int(os.environ[JOB].partition("-")[0])
 
-    def look() -> None:
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def measure_in_jobs(
     cells: Sequence[Cell],
     store: Store,
     jobs: int,
-    look: Callable[[], None] = lambda: None,
+    refresh: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: None,
-    arguments: Sequence[str] | None = None,
 ) -> list[int]:
     """Start this many processes of the command that this process is, and wait for them.
 
@@ -65,14 +64,14 @@ def measure_in_jobs(
     def gone(pid: int) -> None:
         _name_lost(pid, command, cells, store)
 
-    return run_in_jobs(command, jobs, sys.argv[1:] if arguments is None else arguments, look, say, gone)
+    return run_in_jobs(command, jobs, sys.argv[1:], refresh, say, gone)
 
 
 def run_in_jobs(
     command: str,
     jobs: int,
     arguments: Sequence[str],
-    look: Callable[[], None],
+    refresh: Callable[[], None],
     say: Callable[[str], None],
     gone: Callable[[int], None] = lambda pid: None,
 ) -> list[int]:
@@ -103,14 +102,14 @@ def run_in_jobs(
                     running.remove(process)
                     if not asked:
                         gone(process.pid)
-                look()
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                refresh()
+                time.sleep(_POLL_SECONDS)
         finally:
             for process in running:
                 process.terminate()
         for listener in listeners:
             listener.join(timeout=10)  # a process of the user's own may hold the pipe
-    look()
+    refresh()
     if stop():
         raise GridStopped(stop.signal)
     return [process.returncode for process in processes if process.returncode != 0]

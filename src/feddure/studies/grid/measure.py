@@ -51,17 +51,18 @@ def measure(
         warnings.warn(f"{names}: {changed}", FeddureWarning, stacklevel=3)
     store.forget_failures(left)
     shown, load = GridProgress(left, store) if progress else None, loader(data_dir, progress)
-    look = shown.look if shown else lambda: None
+    refresh: Callable[[], None] = shown.refresh if shown else lambda: None
+    say: Callable[[str], None] = shown.say if shown else lambda line: None
     ended: list[int] = []
     with closing(shown) if shown else nullcontext():
         if ray is not None:
             from feddure.studies.grid.ray import measure_on_ray
 
-            measure_on_ray(left, store, load, ray, look)
+            measure_on_ray(left, store, load, ray, refresh)
         elif jobs > 1:
-            ended = measure_in_jobs(left, store, min(jobs, len(left)), look, shown.say if shown else lambda line: None)
+            ended = measure_in_jobs(left, store, min(jobs, len(left)), refresh, say)
         else:
-            runner.measure(left, store, load, look, track=track)
+            runner.measure(left, store, load, refresh, track=track)
     noted = store.failures()
     failed = {cell.hash: noted[cell.hash] for cell in left if cell.hash in noted}
     others = [cell for cell in unmeasured(left, store) if cell.hash not in failed]

@@ -14,7 +14,7 @@ from feddure.tracking import console as terminal
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.summary import mean_of, percent
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_REFRESH_SECONDS = 0.2
 _PLAIN_SECONDS = 30.0  # between two lines of a log
 _WIDEST = 60  # characters of a cell's name beside its bar
 _MOST_BARS = 8
@@ -34,7 +34,7 @@ class GridProgress:
         self._store = store
         self._clock = clock
         self._began = clock()
-        self._looked = self._spoke = self._began - _PLAIN_SECONDS
+        self._refreshed = self._spoke = self._began - _PLAIN_SECONDS
         self._waiting = {cell.hash: cell for cell in cells}
         self._names = dict(zip(self._waiting, labels([cell.experiment for cell in cells]), strict=True))
         self._names |= {cell.hash: f"{cell.name}, seed {cell.experiment.seed}" for cell in cells if cell.name}
@@ -51,11 +51,11 @@ class GridProgress:
         self._whole = self._bars.add_task("cells", total=self._work, text=f"0/{len(cells)}")
         self._bars.start()
 
-    def look(self, at_once: bool = False) -> None:
+    def refresh(self, at_once: bool = False) -> None:
         """Show what is new; at most a few times a second, unless `at_once`."""
-        if not at_once and self._clock() < self._looked + _SECONDS_BETWEEN_LOOKS:
+        if not at_once and self._clock() < self._refreshed + _REFRESH_SECONDS:
             return
-        self._looked = self._clock()
+        self._refreshed = self._clock()
         for cell in list(self._waiting.values()):
             found = self._store.find(cell)
             if found is not None:
@@ -87,7 +87,7 @@ class GridProgress:
 
     def close(self) -> None:
         """Give the terminal back."""
-        self.look(at_once=True)
+        self.refresh(at_once=True)
         terminal.close(self._bars)
 
     def _finished_line(self, cell: Cell, found: Measurement) -> str:

@@ -37,7 +37,7 @@ ATTEMPTS = 4
 """How often the cell of a lost worker is measured before it is given up."""
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:\s]+|\[[^\]\s]+\]):(?P<port>\d{1,5})")
-_SECONDS_TO_CONNECT, _SECONDS_BETWEEN_LOOKS = 10.0, 0.2
+_SECONDS_TO_CONNECT, _POLL_SECONDS = 10.0, 0.2
 
 _Found = tuple[dict[str, Any] | None, Problem | None, list[str]]
 """What a worker answers: a measurement or an error of the cell's own, and what the user should know."""
@@ -48,7 +48,7 @@ class _Stopped(Exception):
 
 
 def measure_on_ray(
-    cells: Sequence[Cell], store: Store, load: Load, address: str, look: Callable[[], None] = lambda: None
+    cells: Sequence[Cell], store: Store, load: Load, address: str, refresh: Callable[[], None] = lambda: None
 ) -> None:
     """Measure all cells that are not finished on a Ray cluster, or on all cores of this machine (`local`).
 
@@ -63,14 +63,14 @@ def measure_on_ray(
         while waiting or driver.pending:
             while waiting and len(driver.pending) < driver.room():
                 driver.submit(waiting.pop(0))
-            done, _ = ray.wait(list(driver.pending), timeout=_SECONDS_BETWEEN_LOOKS) if driver.pending else ([], [])
+            done, _ = ray.wait(list(driver.pending), timeout=_POLL_SECONDS) if driver.pending else ([], [])
             if stop():
                 # No task is cancelled, Ray ends them with this connection: in Ray 2.55, to cancel a task that is just
                 # done ends this very process, without a word.
                 raise GridStopped(stop.signal, under_way="those under way begin anew")
             for task in done:
                 driver.receive(task)
-            look()
+            refresh()
 
 
 class _Driver:

@@ -54,18 +54,18 @@ def measure(
     cells: Sequence[Cell],
     store: Store,
     load: Load,
-    look: Callable[[], None] = lambda: None,
+    refresh: Callable[[], None] = lambda: None,
     command: str = "",
     engine: Engine | None = None,
     track: Sequence[str] = (),
 ) -> None:
     """Measure all cells that are not finished, have not failed and that no other process is working on.
 
-    What has failed is in the store. `look` is called after every round and cell, for who shows progress. `command` is
-    the same for processes that were started as one. An `engine` brings what it has compiled. `track` names services
+    What has failed is in the store. `refresh` is called after every round and cell, for who shows progress. `command`
+    is the same for processes that were started as one. An `engine` brings what it has compiled. `track` names services
     that every cell is reported to.
     """
-    worker = _Worker(store, load, look, command or new_command(), engine, track)
+    worker = _Worker(store, load, refresh, command or new_command(), engine, track)
     waiting = unmeasured(cells, store)
     programs = {cell.hash: program_of(cell) for cell in waiting}
     while waiting:
@@ -73,7 +73,7 @@ def measure(
         cell = min(waiting, key=lambda cell: (programs[cell.hash] != worker.program, programs[cell.hash] in others))
         waiting.remove(cell)
         worker.take(cell)
-        look()
+        refresh()
 
 
 def new_command() -> str:
@@ -92,7 +92,7 @@ class _Worker:
 
     store: Store
     load: Load
-    look: Callable[[], None]
+    refresh: Callable[[], None]
     command: str
     engine: Engine | None = None
     track: Sequence[str] = ()
@@ -214,7 +214,7 @@ class _UnderWay(Observer):
                 self._store.keep(self._measurement())
         elif time.monotonic() > self._due:
             self.checkpoint()
-        self._worker.look()
+        self._worker.refresh()
 
     def checkpoint(self) -> None:
         """Keep what a resumption needs."""
