@@ -1,6 +1,5 @@
 """`feddure compare`: several methods on the same partitions, clients and seeds."""
 
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 
 from feddure.cli import options, own_images
-from feddure.cli.tables import plain_console, table, tell_error
+from feddure.cli.tables import plain_console, table, tell_error, tell_folder
 
 if TYPE_CHECKING:
     from feddure.studies.compare_report import View
@@ -38,7 +37,7 @@ def compare(
     rounds: options.Rounds = None,
     clients: options.Clients = None,
     sets: options.Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder; default: a new one under runs/.")] = None,
+    out: options.Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's comparison, perhaps with more methods or seeds.")
     ] = False,
@@ -100,8 +99,7 @@ def compare(
     processes = jobs or study.usual_jobs(plan, experiment)
 
     def started() -> None:
-        console.print(f"comparison folder: {folder}")
-        console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+        tell_folder(console, "comparison", folder)
         if not resume:
             wanted = [experiment.model_copy(update={"method": method}) for method in plan.methods]
             own_images.say_plan(wanted, images, console.print, len(plan.seeds), processes)

@@ -47,6 +47,8 @@ Track = Annotated[
     str | None,
     typer.Option("--track", metavar="A,B", help="Report to mlflow, wandb or tensorboard (which runs always write)."),
 ]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder; default: a new one under runs/.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 SkipDamaged = Annotated[

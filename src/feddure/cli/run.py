@@ -1,14 +1,12 @@
 """`feddure run`: one experiment, from the first round to the report."""
 
-import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from feddure.cli import options, own_images
-from feddure.cli.tables import plain_console
+from feddure.cli.tables import plain_console, tell_folder
 
 
 def run(
@@ -21,9 +19,9 @@ def run(
     init: options.Init = None,
     rounds: options.Rounds = None,
     clients: options.Clients = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
+    seed: options.Seed = None,
     sets: options.Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")] = None,
+    out: options.Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     track: options.Track = None,
     skip_damaged: options.SkipDamaged = False,
@@ -75,8 +73,7 @@ def run(
     partition.expect_clients(clients, experiment.partition.setting, images)
 
     def started() -> None:
-        console.print(f"run folder: {folder}")
-        console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
+        tell_folder(console, "run", folder)
         if not resume and not folder.exists():
             own_images.say_plan([experiment], images, console.print)
 

@@ -1,5 +1,6 @@
 """Tables, pages and lines in the terminal."""
 
+import shlex
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -19,6 +20,12 @@ _WIDEST_HEAD = 12  # characters of a line above a column of numbers
 def plain_console(stderr: bool = False) -> Console:
     """Prints paths as they are: on one line, and without a meaning for [brackets] and :colons:."""
     return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def tell_folder(console: Console, what: str, folder: Path) -> None:
+    """Where a run or comparison is kept, once it is known to begin."""
+    console.print(f"{what} folder: {folder}")
+    console.print(f"follow it in a browser: feddure watch {shlex.quote(str(folder))}")
 
 
 def tell_error(text: str) -> None:

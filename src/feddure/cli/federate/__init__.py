@@ -12,7 +12,7 @@ import typer
 
 from feddure.cli.federate import sites as site_commands
 from feddure.cli.federate.sites import Folder, SiteName, server_folder
-from feddure.cli.options import AsJson, Init, Sets, names
+from feddure.cli.options import AsJson, Init, Rounds, Seed, Sets, names
 from feddure.cli.tables import plain_console
 from feddure.errors import ConfigError
 
@@ -262,8 +262,8 @@ def approve(
 def run(
     folder: Folder,
     method: Annotated[str | None, typer.Option("--method", help="Method name; default: the preset's.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random decision.")] = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
     preset: Annotated[
         str | None,
         typer.Option("--preset", help="Start from this preset (`feddure config`); default: recommended."),

@@ -87,19 +87,13 @@ class Measurement:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)  # `Scores` beside accuracy's; none in old cells
 
     def scores(self, metric: str) -> Scores:
-        """What it found by a metric."""
-        if metric != "accuracy":
-            names = {field.name for field in dataclasses.fields(Scores)}
-            return Scores(**{name: value for name, value in self.metrics.get(metric, {}).items() if name in names})  # type: ignore[arg-type]
-        return Scores(
-            self.accuracy_last,
-            self.accuracy_last10,
-            self.accuracy_ema,
-            validation_last10=self.validation_last10,
-            validation_ema=self.validation_ema,
-            validation_best=self.validation_best,
-            best=self.accuracy_best,
-        )
+        """What it found by a metric; what only a later version knows of it is left out."""
+        found: Mapping[str, Any] = self.metrics.get(metric, {})
+        if metric == "accuracy":
+            found = {"last": self.accuracy_last, "last10": self.accuracy_last10, "ema_last": self.accuracy_ema}
+            found |= {name: getattr(self, name) for name in ("validation_last10", "validation_ema", "validation_best")}
+            found |= {"best": self.accuracy_best}
+        return Scores(**{field.name: found.get(field.name) for field in dataclasses.fields(Scores)})
 
 
 _MEASUREMENT = TypeAdapter(Measurement)
