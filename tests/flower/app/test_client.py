@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,9 @@ def train(nodes, node, federation, assignment=None, received=None, **changes):
     told = {"run_name": "run", "remembered_round": 0, "checkpointed_round": 0} | changes
     content = messages.pack_state(received or federation.server.broadcast(assignment))
     content[TASK] = Task(assignment, experiments.to_yaml(federation.experiment), **told).pack()
+    if state := nodes.contexts[node].node_config.get("state"):
+        Path(state).mkdir(parents=True, exist_ok=True)
+        limits.allow_download(Path(state), nodes.run_id, messages.array_bytes(content))  # as when asked who it is
     (number,) = nodes.push_messages([Message(content, node, messages.TRAIN)])
     (reply,) = nodes.pull_messages([number])
     return reply

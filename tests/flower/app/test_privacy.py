@@ -218,6 +218,16 @@ def setting(place, value, name="theta", group=PARAMETERS):
     return change
 
 
+def test_an_array_under_many_names_is_not_unpacked(attack):
+    """It is sent once, and would take memory under each name."""
+
+    def repeat(content):
+        theta = content.array_records[PARAMETERS]["theta"]
+        content.array_records[PARAMETERS].update({f"theta.{number}": theta for number in range(900)})
+
+    assert "bytes of arrays, expected at most" in problem(attack(repeat))
+
+
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 @pytest.mark.parametrize("node", [{}, CLIPPED, NOISY])
 def test_a_server_cannot_switch_clipping_off_with_a_value_that_is_not_finite(attack, value, node):

@@ -15,7 +15,7 @@ import federated
 import tiny
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import server as server_app
-from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS
+from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, array_bytes
 from feddure.reports.run_report import participation, write_report
 from feddure.serving.load import read_network
 from feddure.simulation.federation import run
@@ -298,6 +298,17 @@ def test_answers_that_cannot_be_used_are_left_out_and_named(root, capsys):
         kept = [pair for pair in zip(tasks, federation.engine.run(tasks), strict=True) if pair[0].client != 1]
         federation.finish_round(*zip(*kept, strict=True))
     tiny.assert_equal(server.state, federation.server.state)
+
+
+def test_an_array_under_many_names_is_not_hashed_for_each(root, monkeypatch):
+    """It is sent once; the audit log would hash it for longer than a round may take."""
+    nodes, hashed = federated.grid(root), []
+    nodes.changes[12] = replace_array("theta", lambda values: {f"theta.{number}": values for number in range(500)})
+    monkeypatch.setattr(server_app, "describe_arrays", lambda content: hashed.append(array_bytes(content)) or {})
+    federated.federate(root, nodes, settings=ALL, rounds=1)
+    assert "bytes of arrays, expected at most" in problems(written(root)[0])["south"]
+    assert len(hashed) == 5
+    assert max(hashed) < 1e6
 
 
 def test_a_site_that_lies_about_its_images_neither_ends_the_run_nor_owns_the_mean(root, capsys):

@@ -29,7 +29,17 @@ from flwr.clientapp.typing import ClientAppCallable
 from feddure.errors import ConfigError
 from feddure.files import parse_yaml
 from feddure.flower.app.ledger import Ledger
-from feddure.flower.app.messages import ANSWER, PARAMETERS, STATISTICS, TASK, pack, random_bytes, to_arrays
+from feddure.flower.app.limits import allowed_download
+from feddure.flower.app.messages import (
+    ANSWER,
+    PARAMETERS,
+    STATISTICS,
+    TASK,
+    array_bytes,
+    pack,
+    random_bytes,
+    to_arrays,
+)
 from feddure.flower.app.private_files import state_folder
 from feddure.flower.app.sanitize import disclosed, log, one_line
 from feddure.simulation import dp
@@ -88,7 +98,7 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     node, asked = context.node_config, message.content.config_records[TASK]
     protection = Protection.of(asked, node)
     ledger = open_ledger(node, protection)
-    received = _read_arrays(message.content)
+    received = _read_arrays(message.content, allowed_download(state_folder(node), context.run_id))
     if ledger is not None:  # no use in training for an update that may not leave
         ledger.account(protection.delta, protection.budget, protection.noise)
     reply = call_next(message, context)
@@ -118,8 +128,10 @@ def open_ledger(node: Mapping[str, Any], protection: Protection) -> Ledger | Non
     return ledger
 
 
-def _read_arrays(content: RecordDict) -> Arrays:
-    """Everything that the server sent, which may be anything."""
+def _read_arrays(content: RecordDict, most: int) -> Arrays:
+    """Everything that the server sent, which may be anything, such as one array under any number of names."""
+    if (size := array_bytes(content)) > most:
+        raise disclosed(ConfigError(f"the server sent {size:,} bytes of arrays, expected at most {most:,}"))
     found: Arrays = {}
     for group, record in content.array_records.items():
         for name, array in record.items():

@@ -312,7 +312,8 @@ class Rounds:
                 reports[client], upload, problem = self._read(assignment, reply)
                 if reply is not None and reply.has_content() and not messages.count_problem(reply.content):
                     traffic[client]["up"] = messages.array_bytes(reply.content)
-                    self._exchanged[client]["received"] = describe_arrays(reply.content)
+                    if traffic[client]["up"] <= self._most_bytes:  # one array may have any number of names
+                        self._exchanged[client]["received"] = describe_arrays(reply.content)
             sent = received[client] if client in contents else {}
             answers.append(Answer(client, assignment.steps, sent, upload, problem))
         return answers, reports, traffic
