@@ -183,6 +183,18 @@ def test_a_checkpoint_writes_the_clients_that_have_trained_since_the_last_one(im
     assert sorted(int(name.partition("-")[0]) for name in new) == sorted(drawn)
 
 
+def test_models_beside_files_of_clients_are_left_alone(images, tmp_path):
+    """A stranger's run may have a link there, to a folder of its new owner's."""
+    mine = tmp_path / "mine" / "model.safetensors"
+    mine.parent.mkdir()
+    mine.write_bytes(b"of weeks")
+    clients = tmp_path / checkpoint.CLIENTS
+    clients.parent.mkdir()
+    clients.symlink_to(mine.parent)
+    checkpoint.write(tiny.federation(tiny.experiment(ALONE), images).server, tmp_path)
+    assert mine.exists()
+
+
 @pytest.mark.usefixtures("own_files")
 @pytest.mark.parametrize("damage", ["a flipped byte", "gone"])
 def test_a_damaged_file_of_a_client_is_refused(images, tmp_path, damage):

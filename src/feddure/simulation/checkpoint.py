@@ -11,6 +11,7 @@ files of clients that have trained since the last one, and the server then has t
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ LARGE = 2**16
 """Bytes of a client's tensors from which on they have a file of their own."""
 
 _KEPT = "round-{:06}.safetensors"
+_OF_CLIENT = re.compile(r"\d+-[0-9a-f]{64}\.safetensors")
 
 
 def write(server: Server, folder: Path) -> None:
@@ -116,8 +118,8 @@ def _read_clients(folder: Path, files: Mapping[str, str], instead: str) -> dict[
 
 
 def _remove_old_clients(folder: Path) -> None:
-    """Remove clients' files that no checkpoint points to."""
-    present = list((folder / CLIENTS).glob("*.safetensors"))
+    """Remove clients' files that no checkpoint points to, and no other: the folder may be a link to somebody's own."""
+    present = [path for path in (folder / CLIENTS).glob("*.safetensors") if _OF_CLIENT.fullmatch(path.name)]
     needed: set[str] = set()
     for path in (folder / FILE.parent).glob("*.safetensors") if present else ():
         try:
