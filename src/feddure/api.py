@@ -272,14 +272,12 @@ class Sweep:
         """(Re)make report.html and the tables beside it, and return its path."""
         from feddure.studies import sweep_report
 
-        return next(
-            path for path in sweep_report.write(self._wanted, self._store, self.failed) if path.suffix == ".html"
-        )
+        return next(path for path in sweep_report.write(self._wanted, self._store) if path.suffix == ".html")
 
     def _leaderboards(self) -> list[Any]:
         from feddure.studies import sweep_report
 
-        return sweep_report.leaderboards(self._wanted, self._store, self.failed)
+        return sweep_report.leaderboards(self._wanted, self._store)
 
     def __repr__(self) -> str:
         return f"<feddure.Sweep {self.folder}: {self.verdict}>"
@@ -335,9 +333,8 @@ def sweep(
         if not any(store.has(cell) for cell in cells):
             raise ConfigError(told)
         warnings.warn(told, FeddureWarning, stacklevel=2)
-    failed = {name: problem.reason for name, problem in problems.items()}
-    sweep_report.write(wanted, store, failed)
-    return Sweep(wanted, store, failed)
+    sweep_report.write(wanted, store)
+    return Sweep(wanted, store, {name: problem.reason for name, problem in problems.items()})
 
 
 class PartitionView:

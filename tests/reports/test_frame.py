@@ -16,6 +16,7 @@ from feddure import experiments, methods
 from feddure.errors import RunError
 from feddure.reports import frame
 from feddure.reports.frame import Difference, Spread, mean_sd, paired
+from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Cell, Measurement, Store
 from feddure.tracking.records import Run
 
@@ -83,7 +84,8 @@ def test_cells_are_rows_measured_or_not(tmp_path):
             diagnostics={"d": 1.0}, environment={"gpu": "H"},
         )
     )  # fmt: skip
-    found = frame.of_cells([done, gone, vain], store, {vain.hash: "ValueError: no"})
+    store.fail(vain, Problem("ValueError: no"))
+    found = frame.of_cells([done, gone, vain], store)
     assert list(found.columns) == list(frame.COLUMNS)
     first = found.iloc[0]
     assert (first.method, first.dataset, first.options) == ("fedavg", "fashion-mini", "norm=group")

@@ -15,6 +15,7 @@ from feddure.errors import ConfigError
 from feddure.reports import style
 from feddure.reports.frame import paired
 from feddure.studies import sweep, sweep_report
+from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Store
 
 RATES = {"optimizer.learning_rate": [0.1, 0.01, 0.001]}
@@ -29,10 +30,10 @@ def make(folder, grid, seeds=(0, 1, 2), **tree):
     return sweep.read(file), Store(folder / "out")
 
 
-def written(wanted, store, failed=None):
+def written(wanted, store):
     """The leaderboard's rows, its text and the page."""
     store.folder.mkdir(exist_ok=True)
-    sweep_report.write(wanted, store, failed)
+    sweep_report.write(wanted, store)
     out = store.folder
     page = html.unescape((out / "report.html").read_text())
     return table(out / "leaderboard.csv"), (out / "leaderboard.md").read_text(), page
@@ -189,7 +190,9 @@ def test_missing_and_failed_cells_are_named_everywhere(tmp_path):
     assert [row["place"] for row in rows] == ["", "", ""]
     keep(store, wanted.points[1], 0.5, None, 0.6)
     keep(store, wanted.points[2], 0.2, 0.3, 0.4)
-    rows, text, page = written(wanted, store, {cell.hash: "ValueError: <no>" for cell in wanted.points[0].cells})
+    for cell in wanted.points[0].cells:
+        store.fail(cell, Problem("ValueError: <no>"))
+    rows, text, page = written(wanted, store)
     found = [(row["place"], row["seeds_measured"], row["seeds_missing"]) for row in rows]
     assert found == [("1", "0 2", "1"), ("2", "0 1 2", ""), ("", "", "0 1 2")]
     failed = "Failed: learning rate 0.1, seeds 0, 1, 2 (ValueError: <no>"

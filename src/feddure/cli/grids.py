@@ -86,11 +86,6 @@ def measure(
         raise typer.Exit(stopped.exit_code) from None
 
 
-def reasons(failed: "Mapping[str, Problem]") -> dict[str, str]:
-    """Why cells have failed, by their hashes."""
-    return {name: problem.reason for name, problem in failed.items()}
-
-
 def end_if_failed(failed: "Mapping[str, Problem]", cells: "Sequence[Cell]") -> None:
     """End the command with what has ended some of its cells; the last thing that it says."""
     from feddure.studies.grid.failures import told

@@ -1,7 +1,7 @@
 """`feddure reproduce`: the paper's tables, figures and claims, one command each."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -124,7 +124,7 @@ def reproduce(
             raise RunError(f"{out}: nothing of the paper is measured there; start with: feddure reproduce table1")
     else:
         failed = grids.measure(cells, store, data_dir, jobs, ray)
-    _report(what, cells, store, grids.reasons(failed))
+    _report(what, cells, store)
     grids.end_if_failed(failed, cells)
 
 
@@ -144,8 +144,8 @@ def _check_names(option: str, given: Sequence[str], known: Collection[str]) -> N
             raise ConfigError(f"{option} {name}: expected one of {', '.join(known)}{did_you_mean(name, known)}")
 
 
-def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str, str]) -> None:
-    """Write and print what is measured; `failed` says why other cells are not, by their hashes."""
+def _report(what: What, cells: "list[Cell]", store: "Store") -> None:
+    """Write and print what is measured."""
     from feddure.reports import frame
     from feddure.studies.paper import plan, report
 
@@ -156,7 +156,7 @@ def _report(what: What, cells: "list[Cell]", store: "Store", failed: Mapping[str
         frame.write_results(store.folder, frame.of_cells(cells, store))
     for _, group in groupby(cells, lambda cell: (cell.study, cell.preset)):
         own = list(group)
-        found = report.results(own, store, failed)
+        found = report.results(own, store)
         written.append(report.write(found, plan.stem(own), store.folder))
     if what in ("theory", "all"):
         with theory_progress() as progress:

@@ -1,6 +1,5 @@
 """`feddure sweep`: a grid of the user's own."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,15 +82,15 @@ def sweep(
         return
     store = study.open_folder(wanted, folder, merge or (), data_dir, plain_console(stderr=True).print)
     failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store), services)
-    _report(wanted, store, grids.reasons(failed))
+    _report(wanted, store)
     grids.end_if_failed(failed, wanted.cells())
 
 
-def _report(wanted: "Sweep", store: "Store", failed: Mapping[str, str] | None = None) -> None:
+def _report(wanted: "Sweep", store: "Store") -> None:
     """Write the files, and print the leaderboards."""
     from feddure.studies import sweep_report
 
-    files = sweep_report.write(wanted, store, failed)
+    files = sweep_report.write(wanted, store)
     leaderboards = sweep_report.leaderboards(wanted, store)
     explanation = sweep_report.explanation(wanted, leaderboards)
     console = plain_console()

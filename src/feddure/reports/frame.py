@@ -52,15 +52,15 @@ RESULTS = (
 """Columns of results.csv."""
 
 
-def of_cells(cells: Iterable[Any], store: Any, failed: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A row for each cell of a grid's store (`studies.grid`); `failed` has reasons by cells' hashes."""
-    rows = []
+def of_cells(cells: Iterable[Any], store: Any) -> pd.DataFrame:
+    """A row for each cell of a grid's store (`studies.grid`)."""
+    rows, failures = [], store.failures()
     for cell in cells:
         row = _place(cell.experiment) | {"labels": labels(cell.experiment), "cell": cell.hash}
         row |= {"study": cell.study, "preset": cell.preset, "options": cell.options}
         found = store.find(cell)
         if found is None:
-            row["failed"] = (failed or {}).get(cell.hash, "")
+            row["failed"] = failures[cell.hash].reason if cell.hash in failures else ""
         else:
             same = ("rounds", "local_steps", "seconds", "left_out", "diagnostics", "environment")
             row |= {name: getattr(found, name) for name in same}

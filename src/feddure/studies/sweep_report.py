@@ -5,7 +5,7 @@ cannot be compared, so each problem has a leaderboard of its own. Where every ru
 they decide the order, and the test score stands beside it. What is scored is the experiments' `metric`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,8 +163,8 @@ class Leaderboard:
         return table.drop(columns=[last, "95 % interval"], errors="ignore") if brief else table
 
 
-def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Leaderboard]:
-    """All leaderboards of a sweep: one for each problem, or a single one; `failed` has reasons by cells' hashes.
+def leaderboards(sweep: Sweep, store: Store) -> list[Leaderboard]:
+    """All leaderboards of a sweep: one for each problem, or a single one.
 
     Combinations are ordered by their mean over seeds; then comes what diverged, then what is not measured.
     """
@@ -173,7 +173,7 @@ def leaderboards(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = 
     done, metric = frame.measured(every), frame.metric_of(every)
     ranks_by = "validation" if len(done) and done["validation_last10"].notna().all() else metric
     for title, axes, cases, points in divide(sweep):
-        rows = [Row(point, frame.of_cells(point.cells, store, failed), ranks_by, metric) for point in points]
+        rows = [Row(point, frame.of_cells(point.cells, store), ranks_by, metric) for point in points]
         rows.sort(key=lambda row: (row.last10 is None, row.diverged, -row.last10.mean if row.last10 else 0.0))
         found.append(Leaderboard(title, axes, cases, rows))
     return found
@@ -224,10 +224,10 @@ def explanation(sweep: Sweep, found: Sequence[Leaderboard]) -> str:
     return text
 
 
-def write(sweep: Sweep, store: Store, failed: Mapping[str, str] | None = None) -> list[Path]:
+def write(sweep: Sweep, store: Store) -> list[Path]:
     """Write results.csv, the leaderboard as a table, text and figure, and the page; returns their paths."""
     frame.write_results(store.folder, frame.of_cells(sweep.cells(), store))
-    found = leaderboards(sweep, store, failed)
+    found = leaderboards(sweep, store)
     notes = _notes(found)
     frame.write_csv(store.folder / TABLE_FILE, _numbers(sweep, found))
     contents = {PAGE_FILE: _markdown(sweep, found, notes).encode()}

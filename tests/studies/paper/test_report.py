@@ -7,6 +7,7 @@ import pytest
 
 import synthetic
 from feddure.reports import style
+from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Store
 from feddure.studies.paper import figures, plan, report
 from feddure.studies.theory import measure as theory
@@ -31,11 +32,13 @@ def accuracy(cell):
     return METHODS[cell.experiment.method]
 
 
-def written(folder, study="table1", kept=None, failed=None, **fields):
+def written(folder, study="table1", kept=None, failed=(), **fields):
     """The files of a study of which these cells are measured, by their endings."""
     cells = plan.cells(study, request(**fields))
     store = synthetic.filled(folder, cells[kept or slice(None)], accuracy)
-    found = report.results(cells, store, failed)
+    for place in failed:
+        store.fail(cells[place], Problem("ValueError: <a> mistake"))
+    found = report.results(cells, store)
     name = plan.stem(cells)
     page = report.write(found, name, folder)
     assert page == folder / f"{name}.html"
@@ -68,8 +71,7 @@ def test_a_table_with_some_of_its_cells_says_what_is_left(tmp_path, quick):
 
 
 def test_cells_that_failed_are_listed_with_the_reason(tmp_path, quick):
-    failed = {cell.hash: "ValueError: <a> mistake" for cell in plan.cells("table1", request())[1:2]}
-    texts = written(tmp_path, kept=slice(1), failed=failed)
+    texts = written(tmp_path, kept=slice(1), failed=[1])
     assert "CIFAR-10, FedMatch: DIR-DIR (seed 0): ValueError: \\<a> mistake" in texts["md"]
     assert "CIFAR-10, FedMatch: DIR-DIR (seed 0): ValueError: &lt;a&gt; mistake" in texts["html"]
     assert "1 failed" in texts["md"]

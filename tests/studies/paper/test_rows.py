@@ -3,6 +3,7 @@
 import pytest
 
 import synthetic
+from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Store
 from feddure.studies.paper import plan
 from feddure.studies.paper.rows import (
@@ -69,7 +70,9 @@ def test_what_is_not_measured_is_missing_and_has_no_number(tmp_path):
     cells = plan.cells("table1", request())
     kept = [cell for cell in cells if (cell.experiment.method, cell.experiment.seed) == ("feddure", 1)]
     other = next(cell for cell in cells if cell.experiment.method == "fedavg-matched")
-    found = rows(cells, synthetic.filled(tmp_path, kept, by_seed), {other.hash: "why"})
+    store = synthetic.filled(tmp_path, kept, by_seed)
+    store.fail(other, Problem("why"))
+    found = rows(cells, store)
     row, empty = find(found, "feddure"), find(found, "fedavg-matched")
     assert (row.seeds, row.missing) == ([1], [0, 2])
     assert (row.last10.sd, row.beyond_labels) == (None, None)

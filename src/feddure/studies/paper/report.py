@@ -4,7 +4,7 @@ Files are made anew from the measured cells each time; what is not measured yet 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -57,9 +57,9 @@ _VERDICTS: dict[Verdict, tuple[str, str]] = {
 # A study: a table or a chart.
 
 
-def results(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
-    """The rows of the study that these cells belong to; `failed` says why cells could not be measured, by hashes."""
-    return rows.rows(plan.gather(cells, store), store, failed)
+def results(cells: Sequence[Cell], store: Store) -> list[Row]:
+    """The rows of the study that these cells belong to."""
+    return rows.rows(plan.gather(cells, store), store)
 
 
 def write(found: Sequence[Row], name: str, folder: Path) -> Path:

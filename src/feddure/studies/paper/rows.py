@@ -3,7 +3,7 @@
 Accuracies and differences are in per cent and points, as the paper prints them. What is not measured has no number.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -94,17 +94,16 @@ class Row:
         return any(str(about.get("commit")).endswith("-dirty") for about in self.measured["environment"])
 
 
-def rows(cells: Sequence[Cell], store: Store, failed: Mapping[str, str] | None = None) -> list[Row]:
+def rows(cells: Sequence[Cell], store: Store) -> list[Row]:
     """The rows of a study in the order of its cells, then the places where only the paper has a number.
 
-    Experiments that are not the paper's have their own rows alone. `failed` says why cells could not be measured, by
-    their hashes.
+    Experiments that are not the paper's have their own rows alone.
     """
     if not cells:
         return []
     study, preset = cells[0].study, cells[0].preset
     axis, paper = STUDIES[study].axis, printed(study)
-    runs = frame.of_cells(cells, store, failed)
+    runs = frame.of_cells(cells, store)
     runs[_REFERENCE] = frame.of_cells(map(reference_cell, cells), store)["accuracy_last10"]
     apart = is_apart(cells)
     found = []
