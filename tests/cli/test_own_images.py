@@ -199,3 +199,15 @@ def test_files_are_read_at_the_size_that_suits_them(feddure, tmp_path):
     assert read_run(tmp_path / "here" / "named").experiment.dataset == "folder:large?size=64&channels=1"
     _, _, said = feddure("run", "--preset", "demo", "--dataset", "folder:large", *small, "--set", "clients_per_round=1")
     assert "read at 32 × 32 pixels, the files are larger" in said
+
+
+def test_the_command_for_images_of_twelve_bits_reads_them_as_such(feddure, tmp_path):
+    for number in range(8):
+        path = tmp_path / "scans" / ("ant", "bee")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(0, 4096, (16, 16)).astype(np.uint16)
+        Image.fromarray(values).save(path)
+    report = suggested(feddure, tmp_path / "scans")
+    assert any("were they 12-bit" in note for note in report["notes"])
+    assert "depth=12" in report["suggestion"]["commands"][0]
+    assert sources.load(report["suggestion"]["dataset"]).images.max() > 200

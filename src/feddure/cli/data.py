@@ -119,7 +119,7 @@ def check(
     report["notes"] += [str(note.message) for note in noted if issubclass(note.category, FeddureWarning)]
     if found is not None:
         report |= {**asdict(found), "damaged": dataset.damaged}
-        report["suggestion"] = own_images.suggestion(name, dataset)
+        report["suggestion"] = own_images.suggestion(name, dataset, found.depth)
         others = [repeat.sentence() for repeat in found.repeats if not repeat.misleads]
         report["notes"] = [*found.sentences(), *report["notes"], *others]
     if as_json:

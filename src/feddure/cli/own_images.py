@@ -75,11 +75,16 @@ def as_trained(name: str) -> str:
     return recommended.fitted_to_files(name, torch.cuda.is_available())
 
 
-def suggestion(name: str, dataset: "Dataset") -> dict[str, Any]:
-    """What to train on own images, read as `as_trained` names them, and the two commands for it."""
+def suggestion(name: str, dataset: "Dataset", depth: int | None) -> dict[str, Any]:
+    """What to train on own images, read as `as_trained` names them, and the two commands for it.
+
+    `depth` is what files look like that are nearly black as they were read.
+    """
     from feddure import recommended
     from feddure.simulation import estimate
 
+    if depth is not None:
+        name = sources.with_options(name, depth=depth)
     if dataset.damaged:  # or else the command would be refused
         name = sources.with_options(name, skip_damaged=1)
     try:

@@ -213,7 +213,7 @@ MISTAKES = [
     (remove("labelled"), "classes: none; expected 2 or more"),
     (remove("labelled/bee"), "classes: ant; expected 2 or more"),
     (put("labelled/cat/notes.txt"), "labelled/cat: no images in it, but .txt"),
-    (put("test/ant/empty.png", b""), "test/ant/empty.png: is not an image"),
+    (put("test/ant/empty.png", b""), "test/ant/empty.png: is empty"),
     (truncate("labelled/ant/0.png"), "labelled/ant/0.png: cannot be decoded"),
     (put("labelled/loose.png"), "labelled/loose.png: expected only folders here"),
     (put("test/loose.png"), "test/loose.png: expected only folders here"),

@@ -232,3 +232,36 @@ def test_a_bare_path_is_a_data_set_of_own_images(tmp_path, monkeypatch):
     assert sources.resolve("cifar10") == "cifar10"
     assert sources.resolve("folder:a.npz", skip_damaged=True) == "folder:a.npz"
     assert sources.resolve("folder:scans?skip_damaged=0", True) == "folder:scans?skip_damaged=1"
+
+
+def test_sites_that_look_like_classes_are_refused_and_both_ways_out_work(tmp_path):
+    for number, site in enumerate(("north", "south")):
+        write_classes(tmp_path / "flat" / site, count=4 + number)
+    with pytest.raises(DataError, match=r"north, south hold the same folders \(ant, bee, cat\).*clients/.*labelled/"):
+        read(tmp_path / "flat")
+    for way, classes, sites in (("clients", KINDS, ("north", "south")), ("labelled", ("north", "south"), ())):
+        (tmp_path / way).mkdir()
+        (tmp_path / "flat").rename(tmp_path / way / way)
+        dataset, _ = read(tmp_path / way)
+        assert (dataset.classes, dataset.sites) == (classes, sites)
+        (tmp_path / way / way).rename(tmp_path / "flat")
+
+
+def test_classes_may_hold_folders_of_their_own(tmp_path):
+    for kind, inner in (("ant", "2023"), ("ant", "2024"), ("bee", "2023"), ("bee", "patient 7")):
+        paint(tmp_path / kind / inner / "1.png", len(inner) + 40 * (kind == "bee"))
+    assert read(tmp_path)[0].classes == ("ant", "bee")
+
+
+@pytest.mark.parametrize("name", ["unlabeld", "Unlabbeled", "unlabelled images"])
+def test_a_misspelt_folder_of_unlabelled_images_is_no_class(tmp_path, name):
+    write_classes(tmp_path, kinds=("ant", "bee", name))
+    with pytest.raises(DataError, match=f"{name}: did you mean unlabelled/"):
+        read(tmp_path)
+
+
+def test_a_list_beside_the_folder_of_its_images_is_pointed_at(tmp_path):
+    paint(tmp_path / "images" / "1.png")
+    (tmp_path / "all.csv").write_text("path,label\nimages/1.png,ant\n")
+    with pytest.raises(DataError, match=r"did you mean .*all\.csv\?"):
+        read(tmp_path)

@@ -58,6 +58,7 @@ def read(where: str, progress: bool = False, skip_damaged: bool = False) -> tupl
         dict(Counter(decoded.modes[number] for number in whole).most_common()),
         round(statistics.median(min(decoded.sizes[number]) for number in whole)),
         tuple(repeats.find(dataset, names)),
+        decoded.depth,
     )
 
 

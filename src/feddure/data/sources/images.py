@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
@@ -88,6 +88,7 @@ class Decoded:
     problems: dict[int, str]  # why a file gives no image, by its position
     sizes: list[tuple[int, int]]  # width and height of each file
     modes: list[str]  # Pillow's
+    depth: int | None = None  # bits that 16-bit files look like, where unscaled they are nearly black
 
 
 def looks_like_image(path: str | PathLike[str]) -> bool:
@@ -136,8 +137,8 @@ def decode(paths: Sequence[Path], rule: Rule, description: str, progress: bool =
                 advance(1)
         finally:
             threads.shutdown(cancel_futures=True)  # or Ctrl-C would wait for every part
-    note_narrow(paths, peaks, rule, "Say so with folder:PATH?depth={bits}, or convert them")
-    return found
+    depth = note_narrow(paths, peaks, rule, "Say so with folder:PATH?depth={bits}, or convert them")
+    return replace(found, depth=depth)
 
 
 Result = tuple[np.ndarray, int, tuple[int, int], str] | str
@@ -185,9 +186,11 @@ def _open(path: str | PathLike[str]) -> BinaryIO:
         file = open_regular(path)
     except OSError as error:
         raise Unreadable(f"cannot be read ({error.strerror})") from None
-    if os.fstat(file.fileno()).st_size <= MOST_BYTES:
+    if 0 < (size := os.fstat(file.fileno()).st_size) <= MOST_BYTES:
         return file
     file.close()
+    if not size:
+        raise Unreadable("is empty")
     raise Unreadable(f"is larger than {MOST_BYTES / 2**20:,.0f} MiB, the most that an image file may have")
 
 
@@ -243,14 +246,14 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def note_narrow(paths: Sequence[Path], peaks: Sequence[int] | np.ndarray, rule: Rule, advice: str) -> None:
-    """Say so where 16-bit files look like images of fewer bits: unscaled they are nearly black.
+def note_narrow(paths: Sequence[Path], peaks: Sequence[int] | np.ndarray, rule: Rule, advice: str) -> int | None:
+    """Say so where 16-bit files look like images of fewer bits, and return those: unscaled they are nearly black.
 
     `peaks` has each file's brightest value, 0 where it is not of 16-bit grey; `advice` may hold {bits}.
     """
     narrow = [number for number, peak in enumerate(peaks) if 0 < peak < 2**FULL_DEPTH // 4]
     if rule.depth < FULL_DEPTH or not narrow:
-        return
+        return None
     most = int(max(peaks[number] for number in narrow))
     bits = most.bit_length()
     bits += bits % 2  # detectors have 10, 12 or 14
@@ -261,6 +264,7 @@ def note_narrow(paths: Sequence[Path], peaks: Sequence[int] | np.ndarray, rule: 
         FeddureWarning,
         stacklevel=3,
     )
+    return bits
 
 
 def _decode_aside(paths: Sequence[Path], rule: Rule) -> list[Result]:

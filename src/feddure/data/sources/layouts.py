@@ -21,6 +21,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,8 @@ _COLUMNS = {
 }
 _COLUMN = {name: column for column, names in _COLUMNS.items() for name in names}
 EXPECTED = (
-    "CLASS/ folders; labelled/CLASS/, unlabelled/ and test/CLASS/; train/CLASS/ and test/CLASS/; or clients/SITE/"
+    "CLASS/ folders; labelled/CLASS/, unlabelled/ and test/CLASS/; train/CLASS/ and test/CLASS/; clients/SITE/, with "
+    "one of these in it; or a list, as manifest.csv or by its path"
 )
 
 
@@ -217,6 +219,7 @@ def _add_owned(listing: Listing, folder: Path, parts: _Parts, site: str | None =
         _add_classes(listing, labelled, "train", site)
     elif others:
         _subfolders(folder, "class", listing)
+        listing.problems += [*_sites_as_classes(folder, others), *_misspelt(others)]
         _add_class_folders(listing, others, "train", site)
     elif "unlabelled" not in known:
         listing.problems.append(f"{folder}: neither labelled/ nor unlabelled/ nor class folders; expected {EXPECTED}")
@@ -243,6 +246,31 @@ def _add_class_folders(listing: Listing, folders: list[Path], part: str, site: s
             continue
         for path in _images_below(folder, listing):
             listing.files.append(File(path, name_of(folder), part, site, str(folder)))
+
+
+def _sites_as_classes(root: Path, folders: list[Path]) -> Iterator[str]:
+    """Folders of the same folders, without images, are sites rather than classes; whose image it is would be learnt."""
+    inner = [{name_of(entry) for entry in entries(folder) if entry.is_dir()} for folder in folders]
+    held = Counter(name for names in inner for name in names)
+    shared = sorted(name for name, count in held.items() if count > 1)
+    if len(shared) > 1 and all(inner) and not any(map(looks_like_image, chain.from_iterable(map(entries, folders)))):
+        yield (
+            f"{root}: {_first(map(name_of, folders))} hold the same folders ({_first(shared)}); if they are sites, "
+            "move them into clients/, and if they are classes, into labelled/"
+        )
+
+
+def _misspelt(folders: list[Path]) -> Iterator[str]:
+    for folder in folders:
+        name = name_of(folder).casefold()
+        if name.startswith("unlabel") or difflib.get_close_matches(name, _NAMES["unlabelled"][:2], cutoff=0.85):
+            yield f"{folder}: did you mean unlabelled/? A class needs a name that is less like it"
+
+
+def _first(names: Iterable[str]) -> str:
+    """Some names and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _subfolders(folder: Path, what: str, listing: Listing) -> list[Path]:
@@ -370,8 +398,10 @@ def _records(ending: str, text: str) -> Iterator[Any]:
 def _class_problems(root: Path, listing: Listing, kinds: set[str]) -> Iterator[str]:
     if len(kinds) < 2:
         inner = [entry for entry in entries(root) if entry.is_dir()] if root.is_dir() else []
-        deeper = f"; did you mean {inner[0]}?" if len(inner) == 1 and _has_folders(inner[0]) else ""
-        yield f"{root}: classes: {', '.join(kinds) or 'none'}; expected 2 or more: {EXPECTED}{deeper}"
+        meant = inner if len(inner) == 1 and _has_folders(inner[0]) else []
+        meant += [entry for entry in entries(root) if is_table(entry)] if root.is_dir() else []
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        yield f"{root}: classes: {', '.join(kinds) or 'none'}; expected 2 or more: {EXPECTED}{hint}"
     strange = {file.where: file.kind for file in listing.files if file.part == "test" and file.kind not in kinds}
     for where, kind in list(strange.items())[:MOST_PROBLEMS]:
         yield f"{where}: no labelled image has the class '{kind}'; there are: {', '.join(sorted(kinds))}"

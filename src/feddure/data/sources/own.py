@@ -71,6 +71,7 @@ class Found:
     modes: Mapping[str, int] = field(default_factory=dict)  # by Pillow's mode
     shorter_side: int | None = None  # the median of the files'
     repeats: tuple[Repeat, ...] = ()
+    depth: int | None = None  # bits that 16-bit files look like, where the name does not say so
 
     def sentences(self) -> list[str]:
         """What a person should know before these images are trained on; damaged files apart."""
