@@ -99,7 +99,7 @@ def test_every_federated_method_has_its_answer(view):
     matched, tutor = view.joining.sentences()
     assert "cannot be judged by two seeds" in matched
     assert "FedTutor" in tutor
-    assert "0 of 4 sites over 2 seeds gain" in tutor
+    assert "0 of 4 (2 sites × 2 seeds) gain" in tutor
     assert tutor.endswith("on the common test set \N{MINUS SIGN}5.0 beyond labels only.")  # 50 against 60 and 50
 
 
@@ -117,19 +117,36 @@ def test_three_seeds_may_tell(tmp_path, shares, said):
     assert said in View(make_plan(["local", "fedtutor"], [0, 1, 2]), runs, {}).joining.sentences()[0]
 
 
-def test_what_still_rises_or_has_few_evaluations_is_not_judged(view):
-    """A site alone may only need more steps: its accuracy rises by two points an evaluation."""
-    runs = list(view.runs)
-    for place, run in enumerate(runs[:2]):
-        climbing = [
-            record | {"test": record["test"] | {"accuracy": 0.3 + 0.02 * number}}
-            for number, record in enumerate(run.metrics)
-        ]
-        runs[place] = replace(run, metrics=climbing)
+def with_accuracies(run, accuracies):
+    metrics = [
+        record | {"test": record["test"] | {"accuracy": accuracy}}
+        for record, accuracy in zip(run.metrics, accuracies, strict=True)
+    ]
+    return replace(run, metrics=metrics)
+
+
+CLIMBING = [0.3 + 0.02 * number for number in range(EVALUATIONS)]
+SCATTERED = [0.5, 0.5, 0.5, 0.5, 0.5, 0.46, 0.5, 0.53, 0.48, 0.55, 0.51]  # the last three are 1.0 points above
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "judged"),
+    [(CLIMBING, None, False), (None, CLIMBING, True), (SCATTERED, SCATTERED, True)],
+)
+def test_a_site_alone_that_still_rises_may_catch_up(tmp_path, mine, theirs, judged):
+    """What is ahead may rise further, and evaluations may scatter: both change nothing."""
+    runs = [alone(tmp_path, seed, [1.0, 0.0], [0.5, 0.5]) for seed in range(3)]
+    runs += [joined(tmp_path, "fedtutor", seed, [share, share]) for seed, share in enumerate((0.9, 0.9, 0.8))]
+    told = [mine] * 3 + [theirs] * 3
+    runs = [with_accuracies(run, found) if found else run for run, found in zip(runs, told, strict=True)]
+    sentence = View(make_plan(["local", "fedtutor"], [0, 1, 2]), runs, {}).joining.sentences()[0]
+    assert ("is worth it" in sentence) == judged
+    assert ("cannot be judged before accuracies stop rising" in sentence) != judged
+
+
+def test_few_evaluations_are_not_judged(view):
     few = [replace(run, metrics=run.metrics[:5]) for run in view.runs]
-    for found in (View(view.plan, runs, {}), View(view.plan, few, {})):
-        sentences = found.joining.sentences()
-        assert all("cannot be judged before accuracies stop rising" in sentence for sentence in sentences)
+    assert all("before accuracies stop rising" in told for told in View(view.plan, few, {}).joining.sentences())
 
 
 def test_without_anybody_alone_there_is_no_question(view):

@@ -5,6 +5,7 @@ Accuracies are means of the last ten evaluations, in per cent: on the common tes
 rounds: a client alone has none.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ def sites(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         named = run.partition.get("sites") or ()
-        rising = _rises(run)
+        rise, error = _rise(run)
         for model, kind in _MODELS.items():
             for found in site_accuracies(run.metrics, run.partition, model):
                 unlabelled = sum(run.partition["unlabelled"][found.client])
@@ -40,14 +41,15 @@ def sites(runs: Sequence[Run]) -> pd.DataFrame:
                         "seed": run.experiment.seed,
                         "site": named[found.client] if named else f"client {found.client}",
                         "model": kind,
-                        "rising": rising,
+                        "rise": rise,
+                        "rise_error": error,
                         "labelled": sum(run.partition["labelled"][found.client]),
                         "unlabelled": unlabelled + unknown,
                         "own_mix": None if found.own_mix is None else 100 * found.own_mix,
                         "common": 100 * found.common,
                     }
                 )
-    columns = ["method", "seed", "site", "model", "rising", "labelled", "unlabelled", *TESTS]
+    columns = ["method", "seed", "site", "model", "rise", "rise_error", "labelled", "unlabelled", *TESTS]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(TESTS, float))
 
 
@@ -60,7 +62,7 @@ class Joining:
         mine = by_site[by_site["method"] == alone]
         self.pairs: dict[tuple[str, str], pd.DataFrame] = {}  # (method, model) → a row a seed and site that has both
         for (method, model), theirs in by_site[by_site["method"] != alone].groupby(["method", "model"], sort=False):
-            values = [*TESTS, "rising"]
+            values = [*TESTS, "rise", "rise_error"]
             both = theirs[values].add_suffix("_joined").join(mine[values].add_suffix("_alone"), how="inner")
             if len(both):
                 self.pairs[str(method), str(model)] = both
@@ -111,10 +113,20 @@ class Joining:
         return [_sentence(method, both, None if method == REFERENCE else labels_only) for method, both in best.items()]
 
 
-def _rises(run: Run) -> bool:
-    """Whether the last three evaluations are on average more than a point above the three before."""
+def _rise(run: Run) -> tuple[float, float]:
+    """By how much the last three evaluations are above the three before, and the standard error of that."""
     found = [100 * accuracy for _, accuracy in evaluations(run.metrics, "accuracy")]
-    return len(found) < 6 or np.mean(found[-3:]) - np.mean(found[-6:-3]) > 1
+    if len(found) < 6:
+        return math.inf, 0.0
+    before, after = np.array(found[-6:-3]), np.array(found[-3:])
+    return after.mean() - before.mean(), math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / 3)
+
+
+def _rising(both: pd.DataFrame, side: str) -> bool:
+    """Whether accuracies of one side rise by more than a point, and by more than evaluations scatter."""
+    of_runs = both[[f"rise_{side}", f"rise_error_{side}"]].groupby("seed").first()
+    rises, errors = (of_runs[name] for name in of_runs)
+    return bool(rises.mean() > max(1, 2 * math.sqrt((errors**2).mean() / len(errors))))
 
 
 def difference(both: pd.DataFrame, test: str) -> Difference | None:
@@ -137,16 +149,17 @@ def _sentence(method: str, both: pd.DataFrame, labels_only: Difference | None) -
     interval = f" (95 % interval {main.interval})" if main.interval else ""
     parts = [f"{signed(main.mean)} points on {_PLACES[test]}{interval}"]
     parts += [f"{signed(common.mean)} on {_PLACES['common']}"] if own is not None else []
+    behind = ["alone", "joined"]  # who could catch up by training longer
     if main.n < 3:
         answer = f"cannot be judged by {('one seed', 'two seeds')[main.n - 1]}"
     elif main.above or main.below:
-        answer = "is worth it" if main.above else "does harm"
+        answer, behind = ("is worth it", ["alone"]) if main.above else ("does harm", ["joined"])
     else:
         answer = "makes no difference that can be told"
-    if both[["rising_alone", "rising_joined"]].any(axis=None):
-        answer = "cannot be judged before accuracies stop rising (more --rounds)"
-    seeds = f" over {main.n} seeds" if main.n > 1 else ""
-    told = f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} sites{seeds} gain"
+    if any(_rising(both, side) for side in behind):
+        answer = "cannot be judged before accuracies stop rising (more --rounds, into a new --out)"
+    owners = f"({both.index.get_level_values('site').nunique()} sites × {main.n} seeds)" if main.n > 1 else "sites"
+    told = f"Joining with {title} {answer}: {' and '.join(parts)}; {gainers(both, test)} {owners} gain"
     if labels_only is not None and labels_only.n == common.n:
         told += f"; on the common test set {signed(common.mean - labels_only.mean)} beyond labels only"
     return f"{told}."
