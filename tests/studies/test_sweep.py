@@ -195,6 +195,15 @@ def test_a_folder_takes_its_own_sweep_again_and_a_larger_one(tmp_path):
         sweep.check_folder(read(tmp_path), tmp_path / "out")
 
 
+def test_own_images_are_not_swept_by_a_preset_that_only_runs_fit_to_them(tmp_path):
+    own = {"preset": "recommended", "grid": {"fedtutor.view": ["strong", "weak"]}, "seeds": [0]}
+    with pytest.raises(ConfigError, match=r"sites by `feddure run`.*config: runs/NAME/config\.yaml"):
+        read(tmp_path, own, set={"dataset": "folder:scans"})
+    stated = read(tmp_path, own, set={"dataset": "folder:scans", "partition.setting": "sites"})
+    assert stated.cells()[0].experiment.partition.setting == "sites"
+    assert read(tmp_path, own, set={"dataset": "cifar10"}).cells()
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "cells"])
 def test_a_folder_with_something_else_is_refused(tmp_path, name):
     (tmp_path / "out").mkdir()

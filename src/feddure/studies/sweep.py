@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from feddure import experiments, methods, plugins
+from feddure import experiments, methods, plugins, recommended
 from feddure.config import Experiment
 from feddure.data.sources import find_source
 from feddure.errors import ConfigError, FeddureError, RunError, did_you_mean
@@ -199,6 +199,12 @@ def _load(preset: str | None, start: Path | None, changes: Changes, allow_module
         plugins.allow(*experiment.modules)
     plugins.expect_allowed(*experiment.modules)
     methods.make(experiment)
+    own = experiment.dataset.startswith(recommended.OWN_IMAGES)
+    if preset == recommended.NAME and own and "partition.setting" not in changes:
+        raise ConfigError(
+            f"preset {preset} is fitted to your images and their sites by `feddure run` and `compare`, not by a sweep; "
+            "start from such a run, config: runs/NAME/config.yaml in place of preset, or say partition.setting"
+        )
     if ":" not in experiment.dataset:
         find_source(experiment.dataset)
     return experiment
