@@ -1,6 +1,9 @@
 """What a malicious server could make a site's SuperNode take into memory."""
 
+import io
 import json
+import tracemalloc
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +12,17 @@ import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_body
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_connection, start_client_internal
 
 from feddure.flower.app import limits
+from feddure.flower.app.run_config import write_app
 from feddure.flower.deploy import supernode
+from feddure.flower.deploy.allowlist import ForeignCode, check_app
 
 MODEL = np.arange(100_000, dtype=np.float32)
 RUN = 7
@@ -145,3 +152,41 @@ def test_the_program_is_flowers_with_the_bounds_in_place(monkeypatch, tmp_path):
     supernode.main()
     assert seen.client is supernode.BoundedClient
     assert seen.receive is not supernode._receive
+
+
+@pytest.fixture
+def config_of(monkeypatch, tmp_path):
+    """What the SuperNode reads of an app."""
+    flowers = start_client_internal.get_fused_config_from_fab
+    for place, name in ((fleet_http_connection, "FleetHttpClient"), (start_client_internal, "_pull_and_store_message")):
+        monkeypatch.setattr(place, name, getattr(place, name))
+    monkeypatch.setattr(start_client_internal, "get_fused_config_from_fab", flowers)
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
+    monkeypatch.setattr("sys.argv", ["supernode", str(tmp_path)])
+    supernode.main()
+    run = SimpleNamespace(override_config={"description": "what was agreed"})
+    return lambda app: start_client_internal.get_fused_config_from_fab(app, run)
+
+
+def test_the_options_of_a_run_are_read(config_of, tmp_path, agreed):
+    write_app(tmp_path / "app", agreed)
+    assert config_of(build_fab_from_disk(tmp_path / "app"))["description"] == "what was agreed"
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("says", [300 << 20, 100])
+def test_an_app_that_unpacks_to_more_is_not_unpacked(config_of, kind, says):
+    """Its megabyte may stand for gigabytes, and the size that it says of itself for nothing."""
+    content, megabyte = io.BytesIO(), b"#" * (1 << 20)
+    with zipfile.ZipFile(content, "w", kind) as archive, archive.open("pyproject.toml", "w") as file:
+        for _ in range(300):
+            file.write(megabyte)
+    bomb = content.getvalue().replace((300 << 20).to_bytes(4, "little"), says.to_bytes(4, "little"))
+    tracemalloc.start()
+    try:
+        assert config_of(bomb) == {}
+        with pytest.raises(ForeignCode):
+            check_app(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()

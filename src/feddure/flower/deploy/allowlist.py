@@ -28,6 +28,9 @@ CLIENT_PROGRAM = "flwr-clientapp"
 _VERSION = re.compile(r"[0-9A-Za-z.+]+")
 _HARMLESS = {"pyproject.toml", ".info/CONTENT"}
 _FILE_BYTES = 1 << 20
+_APP_BYTES = 128 << 10
+"""Of a whole app, packed. What its files say of their sizes may be wrong: deflated, they unpack to a thousand times as
+much at most, and by other ways to any size."""
 _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -46,13 +49,16 @@ class ForeignCode(FeddureError):
 
 def check_app(content: bytes) -> None:
     """Refuse an app, as Flower packs it, that holds code or names other code than feddure's."""
+    if len(content) > _APP_BYTES:
+        raise ForeignCode(f"the run's app has more than {_APP_BYTES:,} bytes; this site refuses it")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            large = next((file.filename for file in archive.infolist() if file.file_size > _FILE_BYTES), None)
-            if large is not None:
-                raise ForeignCode(
-                    f"the run's app holds {large!r} of more than {_FILE_BYTES:,} bytes; this site refuses it"
-                )
+            for file in archive.infolist():
+                if file.file_size > _FILE_BYTES or file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ForeignCode(
+                        f"the run's app holds {file.filename!r} of more than {_FILE_BYTES:,} bytes or packed in an "
+                        "unusual way; this site refuses it"
+                    )
             found = archive.namelist()
             settings = tomllib.loads(archive.read("pyproject.toml").decode())
         app, project = settings["tool"]["flwr"]["app"], settings["project"]

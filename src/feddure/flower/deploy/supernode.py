@@ -1,9 +1,10 @@
 """Flower's SuperNode, which takes from its server no more than a run's messages can need.
 
-Flower reads whatever a server sends into memory, follows it to other addresses, and puts messages together as they say.
-Here an answer has a bound of its own kind, all parts of a message have one together, sent as well as put together, and
-a redirection is an error. How large the messages of a run may be the ClientApp has written down when the run asked who
-the site is (`app.limits`); before that, and for a run that the site's operator did not approve, they are small.
+Flower reads whatever a server sends into memory, follows it to other addresses, and puts messages together as they
+say. Here an answer has a bound of its own kind, all parts of a message have one together, sent as well as put
+together, a redirection is an error, and an app is looked at before it is unpacked. How large the messages of a run
+may be the ClientApp has written down when the run asked who the site is (`app.limits`); before that, and for a run
+that the site's operator did not approve, they are small.
 """
 
 import sys
@@ -19,6 +20,7 @@ from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddure.flower.app.limits import PART_BYTES, allowed_download, named_parts
+from feddure.flower.deploy.allowlist import check_app
 
 ANSWER_BYTES = 1 << 20
 """Of an answer that is no part of a message: what a message is made of, a run's app and its options."""
@@ -26,6 +28,7 @@ _PARTS = "/pull-object"
 
 # Fails, and the site with it, where another version of Flower receives messages in another way.
 _receive = start_client_internal._pull_and_store_message
+_options = start_client_internal.get_fused_config_from_fab
 
 
 class BoundedStream(httpx.SyncByteStream):
@@ -110,6 +113,15 @@ def receive_bounded(site_state: Path, /, **callbacks: Any) -> int | None:
     return _receive(**{**callbacks, **changed})
 
 
+def read_options(app: bytes, run: Any) -> Any:
+    """Flower's function that unpacks an app for a run's options; none of an app that the ClientApp will refuse."""
+    try:
+        check_app(app)
+        return _options(app, run)
+    except Exception:  # an app that cannot be read is no reason to leave the federation
+        return {}
+
+
 def main() -> None:
     """`flower-supernode` with the same options, after the folder of the site's state."""
     from flwr.supernode.cli import flower_supernode
@@ -117,6 +129,7 @@ def main() -> None:
     site_state = Path(sys.argv.pop(1))
     fleet_http_connection.FleetHttpClient = BoundedClient  # type: ignore[misc]
     start_client_internal._pull_and_store_message = partial(receive_bounded, site_state)
+    start_client_internal.get_fused_config_from_fab = read_options  # type: ignore[assignment]
     flower_supernode()
 
 
