@@ -144,3 +144,13 @@ def test_the_table_of_a_run_lists_its_numbers():
     console.print(summary_table(run))
     assert "[mine]" in written(console)
     assert re.search(r"accuracy, last evaluation\s+65\.43", written(console))
+
+
+def test_the_table_of_a_run_opens_with_the_model_to_use_and_what_it_is_known_by():
+    records = [record(2, 0.75)]
+    records[0]["test"]["confusion"] = [[8, 2], [1, 1]]
+    console = pipe()
+    console.print(summary_table(Run(Path("mine"), load("demo"), records, [], {}, {})))
+    found = " ".join(written(console).split())
+    assert re.search(r"the model to use 75\.0 %, round 2; 12 images, 95 % interval 46\.8 to 91\.1", found)
+    assert "83.3 for always the same answer" in found

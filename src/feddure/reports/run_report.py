@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from scipy.stats import binomtest
 
 from feddure import experiments, methods
 from feddure.config import DIRICHLET, Experiment
@@ -171,8 +170,9 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
     tested, validated = found.evaluations or score.best_round is None, score.best_round is not None
     steps, speed = summary.number(found.mean_local_steps, 1), summary.number(found.clients_per_second, 1)
     best = f"{percent(score.best, 1)} test, round {score.best_round}"
+    exported = summary.model_to_use(run, found)
     cards = [
-        *_exported(run, found, last),
+        *([(True, "The model to use", percent(exported[0], 1), exported[1])] if exported else []),
         (tested, test, percent(score.last10, 1), mean_of),
         (tested and found.evaluations != 1, "Last evaluation", percent(score.last, 1), last),
         (score.ema_last is not None, "Averaged model", percent(score.ema_last10, 1),
@@ -187,23 +187,6 @@ def _cards(run: Run, found: Summary) -> list[tuple[str, str, str]]:
          "of a client with all its images, over all rounds"),
     ]  # fmt: skip
     return [(what, value, note) for known, what, value, note in cards if known]
-
-
-def _exported(run: Run, found: Summary, last: str) -> list[tuple[bool, str, str, str]]:
-    """The card of the model that `export` and `predict` take, by the last evaluation; sites alone have none."""
-    score = found.score
-    value, key, kind = score.last, "test", ""
-    if score.ema_last is not None:
-        value, key, kind = score.ema_last, "test_ema", "averaged, "
-    tests = [record[key] for record in run.metrics if (record.get(key) or {}).get("confusion")]
-    if value is None or not tests or not methods.exchanges(run.experiment.method):
-        return []
-    total = sum(map(sum, tests[-1]["confusion"]))
-    note = f"{kind}{last}; {total:,} images"
-    if found.metric == "accuracy":
-        low, high = binomtest(round(value * total), total).proportion_ci(method="wilson")
-        note += f", 95 % interval {100 * low:.1f} to {100 * high:.1f}"
-    return [(True, "The model to use", percent(value, 1), note)]
 
 
 def _runs(shown: Sequence[Shown], beside: bool) -> list[Section]:

@@ -22,7 +22,7 @@ from feddure.tracking.metrics import TITLES
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import TIMING, Record, Run
 from feddure.tracking.sites import mean_own_mix
-from feddure.tracking.summary import NOTHING, evaluations, number, percent, summarise
+from feddure.tracking.summary import NOTHING, evaluations, model_to_use, number, percent, summarise
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WINDOW = 50  # rounds over which speed is measured
@@ -159,6 +159,8 @@ def summary_table(run: Run) -> Table:
     """The numbers of a run, for standard output."""
     table = Table("", escape(run.name), box=SIMPLE_HEAD)
     found = summarise(run.metrics, run.timing, run.experiment.metric)
+    if exported := model_to_use(run, found):
+        table.add_row("the model to use", f"{percent(exported[0], 1)}, {exported[1]}")
     for name, value in found.rows():
         table.add_row(name, value)
     averaged = evaluations(run.metrics, "accuracy", "test_ema")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feddure.tracking.metrics import TITLES, known
-from feddure.tracking.records import Record
+from feddure.tracking.records import Record, Run
 
 LAST = 10
 """Evaluations in the mean that comparisons use."""
@@ -198,6 +198,32 @@ def display_name(name: str) -> str:
 
     titles = {source.name: source.title for source in sources()} | nn.TITLES
     return titles.get(name) or methods.title(name)
+
+
+def model_to_use(run: Run, found: Summary) -> tuple[float, str] | None:
+    """How good the model is that `export` and `predict` take, by the last evaluation, and what that is known by.
+
+    There is none where sites train alone, nor without test images.
+    """
+    from scipy.stats import binomtest  # takes a second: only when it is needed
+
+    from feddure import methods
+
+    score, evaluated = found.score, [record for record in run.metrics if record.get("test")]
+    averaged = score.ema_last is not None
+    value, key = (score.ema_last, "test_ema") if averaged else (score.last, "test")
+    confusion = ((evaluated[-1].get(key) or {}) if evaluated else {}).get("confusion")
+    if value is None or not confusion or not methods.exchanges(run.experiment.method):
+        return None
+    of_classes = [sum(row) for row in confusion]
+    total, most = sum(of_classes), max(of_classes)
+    note = f"{'averaged, ' if averaged else ''}round {evaluated[-1]['round']}; {total:,} images"
+    if found.metric == "accuracy":
+        low, high = binomtest(round(value * total), total).proportion_ci(method="wilson")
+        note += f", 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+        if most * len(of_classes) > 1.2 * total:
+            note += f"; {100 * most / total:.1f} for always the same answer"
+    return value, note
 
 
 def percent(share: float | None, digits: int = 2) -> str:
