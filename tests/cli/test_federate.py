@@ -218,6 +218,26 @@ def test_a_finished_run_is_shown_with_all_its_metrics(tmp_path, capsys):
         assert name in said
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_demo_names_files_only_where_they_stay(tmp_path, monkeypatch, kept):
+    @contextmanager
+    def serve(folder, host, say):
+        say(f"$ flower-superlink --database {folder.database}")
+        say(f"log: {folder.log}")
+        yield
+
+    done = SimpleNamespace(metrics=[], timing=[], folder=tmp_path / "demo" / "run")
+    monkeypatch.setattr(demo, "_write_sites", lambda folder: ({}, folder))
+    monkeypatch.setattr(demo, "initialise", lambda folder, *_, **__: ServerFolder(folder))
+    monkeypatch.setattr(demo, "serving", serve)
+    monkeypatch.setattr(demo.run, "run", lambda *_: done)
+    said = run("demo", *(["--out", tmp_path / "demo"] if kept else []))
+    assert "--database" not in said
+    for part in (tmp_path / "demo", "superlink.log", "report.html", "model.safetensors"):
+        assert (str(part) in said) == kept
+    assert ("--out" in said.splitlines()[0]) != kept
+
+
 @pytest.mark.parametrize("attacker", [False, True])
 def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     """With stand-ins for its processes."""
@@ -237,7 +257,7 @@ def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     monkeypatch.setattr(demo, "serving", lambda *_: standing("server"))
     monkeypatch.setattr(demo.site, "start", lambda bundle, name, *_: standing(name))
     monkeypatch.setattr(demo.run, "run", start_run)
-    monkeypatch.setattr(show, "show_run", lambda finished: None)
+    monkeypatch.setattr(show, "show_run", lambda finished, kept: None)
     monkeypatch.setattr(demo, "replace_program", lambda bundle: done.append(f"{bundle.root.name} is hostile"))
     monkeypatch.setattr(demo, "read_status", lambda folder: Status("demo", "", False, [], []))
     monkeypatch.setattr(demo.audit, "read", lambda log: done.append(f"audit {log.parent.parent.name}") or NO_AUDIT)

@@ -74,8 +74,8 @@ def _counts(found: "CheckResult") -> Table:
     return table
 
 
-def show_run(finished: "Run") -> None:
-    """A completed run: a row a round, and where its results lie."""
+def show_run(finished: "Run", kept: bool = True) -> None:
+    """A completed run: a row a round, and where its results lie if they are kept."""
     from feddure.simulation.runs import MODEL_FILE, REPORT_FILE
     from feddure.tracking.metrics import TITLES, known
 
@@ -93,9 +93,10 @@ def show_run(finished: "Run") -> None:
             f"{seconds[number]:.1f}" if number in seconds else "",
         )
     Console(highlight=False).print(table)
-    console = plain_console()
-    console.print(f"report  {finished.folder / REPORT_FILE}")
-    console.print(f"model   {finished.folder / MODEL_FILE}")
+    if kept:
+        console = plain_console()
+        console.print(f"report  {finished.folder / REPORT_FILE}")
+        console.print(f"model   {finished.folder / MODEL_FILE}")
 
 
 def show_status(found: "Status", folder: Path) -> None:

@@ -1,8 +1,9 @@
 """`feddure federate demo`: a server and three sites on this machine, with everything a real federation has."""
 
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,9 @@ _STEPS = 20
 _FAVOURED = 4
 """How many times as many unlabelled images a site has of the classes it sees most."""
 
+_COMMAND = re.compile(r"\$ \S+(?: -P -m \S+)?(?: [a-z]+\b)*")
+"""What one of Flower's commands begins with: a program, and what it shall do."""
+
 
 ATTACKER = "south"
 _UNDEFENDED = "server.norm_bound=null server.robust=none"
@@ -51,7 +55,7 @@ times as much the wrong way, the mean is wrong."""
 class Screen(Protocol):
     """How results look on the terminal."""
 
-    def show_run(self, finished: Run) -> None: ...
+    def show_run(self, finished: Run, kept: bool) -> None: ...
 
     def show_status(self, found: Status, folder: Path) -> None: ...
 
@@ -72,10 +76,15 @@ def demonstrate(
     """
     began = time.monotonic()
     with _folder(out) as root:
-        show(f"1. images of three sites, {LABELLED} labelled per class: {root / 'images'}")
+        if out is None:
+            show("everything is removed at the end, report and model too; --out FOLDER keeps it\n")
+        else:
+            show(f"everything is kept in {root}\n")
+        show = _brief(show, None if out else root)
+        show(f"1. images of three sites, {LABELLED} labelled per class")
         images, test_folder = _write_sites(root / "images")
         description = _describe(free_port())
-        show(f"\n2. certificates, keys and bundles: {root / 'federation'}")
+        show("\n2. certificates, keys and bundles")
         folder = initialise(root / "federation", description, control_port=free_port())
         with ExitStack() as ending:
             show("\n3. the server")
@@ -88,7 +97,8 @@ def demonstrate(
                     f"{ATTACKER} is hostile: it turns its updates round and makes them {ATTACK.factor:g} times as long"
                 )
             asked = {"method": method, "rounds": rounds, "preset": "demo", "test-folder": str(test_folder)}
-            train = partial(_run, folder, sites, asked, f"local_steps={_STEPS}", show, screen)
+            show_run = partial(screen.show_run, kept=out is not None)
+            train = partial(_run, folder, sites, asked, f"local_steps={_STEPS}", show, show_run)
             if attacker:
                 without = train(root / "run-undefended", "5. a run without defences", _UNDEFENDED)
                 defended = train(root / "run", f"6. a run with defences: {_DEFENDED}", _DEFENDED)
@@ -99,7 +109,7 @@ def demonstrate(
                 show("\n8. the audit logs: feddure federate audit")
                 for name in ("server", *SITES):
                     log = (folder.server if name == "server" else folder.bundle(name).state) / audit.FILE
-                    show(f"\n{name}: {log}")
+                    show(f"\n{name}: {log.relative_to(root)}")
                     screen.show_audit(audit.read(log))
             else:
                 train(root / "run", "5. the run")
@@ -107,8 +117,18 @@ def demonstrate(
             for process in sites:
                 process.terminate()  # side by side; the block waits for each
         show(f"{duration(time.monotonic() - began)}, and nothing is left running")
-        if out is None:
-            show("all of it is removed, report and model too; --out FOLDER keeps it")
+
+
+def _brief(show: Show, removed: Path | None) -> Show:
+    """Shows commands without what they are told, and not what lies where in a folder that will be removed."""
+
+    def brief(line: str) -> None:
+        if (command := _COMMAND.match(line)) is not None:
+            show(f"{command.group()} …")
+        elif removed is None or f": {removed}" not in line:
+            show(line)
+
+    return brief
 
 
 def _start(folder: ServerFolder, name: str, images: Path, show: Show) -> ProcessGroup:
@@ -123,7 +143,7 @@ def _run(
     asked: Mapping[str, Any],
     settings: str,
     show: Show,
-    screen: Screen,
+    show_run: Callable[[Run], None],
     run_folder: Path,
     title: str,
     more_settings: str = "",
@@ -134,7 +154,7 @@ def _run(
     if any(process.ended for process in sites):
         raise RunError(f"a site ended before the run did; its log is in {folder.sites}")
     show("")
-    screen.show_run(finished)
+    show_run(finished)
     return finished
 
 
