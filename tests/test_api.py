@@ -4,6 +4,7 @@ import doctest
 import functools
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -190,9 +191,10 @@ def test_a_network_that_cannot_take_the_images_is_refused_with_the_reason(tmp_pa
 
 
 def test_default_folders_do_not_collide(tmp_path):
-    experiment = tiny.experiment(dataset="folder:my/pictures?size=8")
+    experiment = tiny.experiment(dataset="folder:my/new pictures?size=8&channels=1")
     first = experiments.default_folder(experiment, tmp_path)
     assert first.parent == tmp_path
+    assert shlex.quote(first.name) == first.name  # it is shown, and copied
     first.mkdir()
     second = experiments.default_folder(experiment, tmp_path)
     second.mkdir()

@@ -150,7 +150,7 @@ def default_folder(experiment: Experiment, root: Path = Path("runs")) -> Path:
 
 def new_folder(name: str, root: Path = Path("runs")) -> Path:
     """A folder of this name, or with a number after it, that is not there yet."""
-    name = re.sub(r"[/:?]", "_", name)
+    name = re.sub(r"[^\w.=-]+", "_", name)  # a path that can be copied into a shell as it stands
     numbered = (root / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
     return next(folder for folder in numbered if not folder.exists())
 

@@ -48,7 +48,8 @@ def find(path: str, what: str, known: Iterable[str], error: type[FeddureError]) 
         with _looking_here():
             module = importlib.import_module(module_name)
     except ImportError as problem:
-        raise error(f"{what} '{path}': cannot import {module_name} ({problem})") from problem
+        meant = f"; did you mean {module_name.removesuffix('.py')}:{name}?" if module_name.endswith(".py") else ""
+        raise error(f"{what} '{path}': cannot import {module_name} ({problem}){meant}") from problem
     found = getattr(module, name, None)
     if not callable(found):
         raise error(f"{what} '{path}': {module_name} has no class or function '{name}'")

@@ -12,6 +12,7 @@ import tiny
 from commands import invoke, table
 from feddure import data, experiments
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
+from feddure.reports import frame
 from feddure.simulation import runs
 from feddure.studies import compare_report
 from waiting import until
@@ -84,6 +85,16 @@ def test_one_seed_is_said_to_tell_nothing_against_a_reference_of_choice():
     assert "against FedDure" in found
     assert "one seed cannot tell" in found
     assert "feddure compare --out 'a folder' --resume --seeds 1,2" in found
+
+
+def test_where_nothing_can_be_told_more_seeds_are_suggested(monkeypatch):
+    monkeypatch.setattr(compare_report, "write", write_report)
+    few, command = ("--methods", "fedavg,feddure", "--rounds", "1"), "--resume --seeds 2,3"
+    for end in ("above", "below"):
+        monkeypatch.setattr(frame.Difference, end, False)
+    assert command in start(*few, "--seeds", "0,1", "--out", "out").stdout
+    monkeypatch.setattr(frame.Difference, "above", True)
+    assert command not in start(*few, "--seeds", "0,1", "--out", "told").stdout
 
 
 def test_a_new_folder_each_time(tmp_path):

@@ -210,3 +210,15 @@ def test_a_model_that_was_not_sent_is_an_error(monkeypatch):
 
     with pytest.raises(feddure.FeddureError, match="'techer', but the server sent theta, statistics"):
         after_a_round(monkeypatch, Mistaken)
+
+
+def test_an_option_that_is_misspelt_is_answered_with_what_was_meant(monkeypatch):
+    class Rare(feddure.Method):
+        class Options(feddure.Options):
+            threshold: float = 0.5
+
+    monkeypatch.setitem(methods.METHODS, "mine", Rare)
+    with pytest.raises(feddure.errors.ConfigError, match=r"unknown field 'options.treshold'; did you mean 'threshold'"):
+        methods.make(tiny.experiment({"method": "mine", "options.treshold": 0.7}))
+    with pytest.raises(feddure.errors.ConfigError, match=r"'options.zeal'; there are: threshold"):
+        methods.make(tiny.experiment({"method": "mine", "options.zeal": 0.7}))

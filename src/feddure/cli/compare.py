@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from feddure.studies.compare_report import View
     from feddure.studies.plan import Plan
 
+_MANY_SEEDS = 5
+
 
 def compare(
     methods: Annotated[
@@ -138,6 +140,7 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     console.print(f"\nreport  {folder / files.REPORT_FILE}")
     console.print(f"tables  {folder / files.TABLE_FILE}\n        {folder / files.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
-    if len(plan.seeds) == 1:
-        further = ",".join(str(plan.seeds[0] + number) for number in (1, 2))
-        console.print(f"seeds   add some: {resume_command(folder, plan, experiment)} --seeds {further}")
+    undecided = not all(found.above or found.below for found in view.differences.values())
+    if undecided and len(plan.seeds) < _MANY_SEEDS:
+        further = ",".join(str(max(plan.seeds) + number) for number in (1, 2))
+        console.print(f"seeds   more tell more: {resume_command(folder, plan, experiment)} --seeds {further}")

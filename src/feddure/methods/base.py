@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from feddure.config import Experiment, OptimizerOptions
 from feddure.data.batches import Batch, Needs
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, did_you_mean
 from feddure.nn import optimizers
 from feddure.nn.flat import Pieces
 from feddure.nn.network import Network, Weights
@@ -200,8 +200,8 @@ class Method:
         try:
             return self.sections()[section].model_validate(given)
         except ValidationError as error:
-            said = ((".".join(map(str, (section, *found["loc"]))), found) for found in error.errors())
-            raise ConfigError("\n".join(f"{key}: {e['input']!r} was given, {e['msg']}" for key, e in said)) from None
+            known = list(self.sections()[section].model_fields)
+            raise ConfigError("\n".join(_told(section, found, known) for found in error.errors())) from None
 
     @property
     def norm(self) -> str:
@@ -297,3 +297,11 @@ def weighted_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
         shares = torch.tensor([w / total for w in weights], dtype=stacked.dtype, device=stacked.device)
         result[name] = (shares.view(-1, *[1] * (stacked.dim() - 1)) * stacked).sum(0)
     return result
+
+
+def _told(section: str, problem: Any, known: Sequence[str]) -> str:
+    key = ".".join(map(str, (section, *problem["loc"])))
+    if problem["type"] != "extra_forbidden":
+        return f"{key}: {problem['input']!r} was given, {problem['msg']}"
+    hint = did_you_mean(str(problem["loc"][0]), known)
+    return f"unknown field '{key}'{hint}" + ("" if hint else f"; there are: {', '.join(known) or 'none'}")
