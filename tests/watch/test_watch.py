@@ -187,6 +187,16 @@ def test_a_sweep_shows_its_cells(tmp_path, server):
     ]
 
 
+def test_a_sweep_whose_start_lies_elsewhere_is_finished_when_all_its_cells_are_measured(tmp_path, server):
+    text = {"config": "runs/first/config.yaml", "grid": {"rounds": [2, 3]}, "seeds": [0]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(text))
+    store = Store(tmp_path)
+    for done, told in enumerate(("stopped", "finished"), 1):
+        store.keep(Measurement(f"{done:016x}", {}, 2, 5.0, 0.75, 0.5, [(1, 0.25, None)], 1.0, 0.0, ""))
+        found = state(server)["changed"]["."]
+        assert (found["status"], found["done"], found["total"]) == (told, done, 2)
+
+
 def test_a_federation_shows_its_sites_and_what_each_did_last(tmp_path, server):
     (tmp_path / "server").mkdir()
     (tmp_path / "federation.yaml").write_text("name: clinics\nsites: [north, south, west]\n")

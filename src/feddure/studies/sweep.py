@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,12 @@ def from_tree(tree: Mapping[str, Any], init: str | None = None) -> Sweep:
     return _expand(Path("sweep.yaml"), text, plain, init, allow_modules=True)
 
 
+def number_of_cells(file: Path) -> int:
+    """How many cells a sweep has, also where what it starts from (`config`) or a user's own code is not there."""
+    _, tree = experiments.read_yaml(file, ", ".join(_KEYS), _Loader)
+    return _number(_cases(tree.get("cases"))[0], _axes(tree.get("grid")), _seeds(tree.get("seeds", [0])))
+
+
 def check_folder(sweep: Sweep, folder: Path, merge: Sequence[Path] = ()) -> None:
     """Refuse a folder that holds anything but this sweep, or one that it contains, and others without cells."""
     if not (folder / SWEEP_FILE).exists():
@@ -153,8 +159,7 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow
     _expect_apart(fixed, axes, cases)
     if not axes and not cases:
         raise ConfigError("expected grid or cases, what the experiments differ in")
-    number = max(1, len(cases)) * math.prod(map(len, axes.values())) * len(seeds)
-    if number > MOST_CELLS:
+    if (number := _number(cases, axes, seeds)) > MOST_CELLS:
         raise ConfigError(f"{number:,} experiments were asked for, expected at most {MOST_CELLS:,}: leave values out")
     points = []
     for (case, changes), values in itertools.product(cases.items() or [("", {})], itertools.product(*axes.values())):
@@ -171,6 +176,10 @@ def _expand(file: Path, text: str, tree: dict[str, Any], init: str | None, allow
         points.append(Point(name, case, shown, cells, *notes.get(case, ())))
     _expect_different(points)
     return Sweep(file.stem, text, named, tuple(axes), tuple(seeds), tuple(points))
+
+
+def _number(cases: Sized, axes: dict[str, list[Any]], seeds: Sized) -> int:
+    return max(1, len(cases)) * math.prod(map(len, axes.values())) * len(seeds)
 
 
 def _experiment(

@@ -27,7 +27,7 @@ class Grid:
         self._store = Store(folder)
         self._folder = folder
         self._points: dict[str, list[tuple[float, float]]] = {}
-        self._planned: tuple[float, dict[str, Experiment]] = -1.0, {}
+        self._planned: tuple[float, dict[str, Experiment], int] = -1.0, {}, 0
         self._labels: tuple[object, dict[str, str]] = None, {}
 
     def entry(self) -> Entry:
@@ -37,7 +37,7 @@ class Grid:
             noted, failures = self._store.notes(), self._store.failures()
         except (FeddureError, TypeError) as problem:
             return {"kind": "cells", "status": FAILED, "note": str(problem), "cells": [], "done": 0, "total": None}
-        planned = self._plan()
+        planned, number = self._plan()
         known = dict(planned)
         for name, one in measured.items():
             if name not in known:
@@ -50,7 +50,7 @@ class Grid:
         cells |= {name: _cell(FAILED, problem.reason[:2000]) for name, problem in failed.items()}
         cells |= {found.config_hash: _measured(found) for found in best[:_MOST_CELLS]}
         labels = self._named(known)
-        total = len(planned.keys() | measured.keys()) if planned else None
+        total = len(planned.keys() | measured.keys()) if planned else max(number, len(measured)) if number else None
         status = RUNNING if under_way else FAILED if failed else STOPPED
         if not under_way and total is not None and len(measured) >= total:
             status = FINISHED
@@ -79,16 +79,19 @@ class Grid:
         rounds = experiment.rounds if experiment else 0
         return _cell(RUNNING, note, round=noted.round, rounds=rounds, accuracy=accuracy, points=thinned(points))
 
-    def _plan(self) -> dict[str, Experiment]:
-        """The experiments that a sweep's file names; none where it names code of a user's own, which is not run."""
+    def _plan(self) -> tuple[dict[str, Experiment], int]:
+        """The experiments that a sweep's file names, and how many: the number alone where they start from a file that
+        lies elsewhere, or name code of a user's own, which is not run."""
         path = self._folder / sweep.SWEEP_FILE
         then = changed(path)
         if then != self._planned[0]:
             found: dict[str, Experiment] = {}
+            number = 0
             with suppress(FeddureError, OSError):
+                number = sweep.number_of_cells(path) if then else 0
                 found = {cell.hash: cell.experiment for cell in sweep.read(path).cells()} if then else {}
-            self._planned = then, found
-        return self._planned[1]
+            self._planned = then, found, number
+        return self._planned[1:]
 
     def _named(self, known: dict[str, Experiment]) -> dict[str, str]:
         if self._labels[0] != known.keys():

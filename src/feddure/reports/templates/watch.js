@@ -3,6 +3,7 @@
 const PAUSE = 2000;
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#332288", "#882255", "#7a4a2a", "#000000"];
 const MOST_LINES = 12;
+const LEAST_POINTS = 5; // of accuracy that a chart spans: within fewer, noise looks like a fall
 const entries = new Map();
 const shown = new Map(); // the sections by their names
 let names = [];
@@ -63,8 +64,8 @@ function ticks(low, high, most) {
   return found;
 }
 
-// `lines` have name, color, points and perhaps a dash; those of one name are one series.
-function chart(figure, title, lines, rounds) {
+// `lines` have name, color, points and perhaps a dash; those of one name are one series. The axis spans `least` or more.
+function chart(figure, title, lines, rounds, least = 0) {
   lines = lines.filter((line) => line.points.length);
   const width = Math.max(280, figure.clientWidth - 34);
   const key = JSON.stringify([title, rounds, width, lines.map(({ name, color, dash, points }) => [name, color, dash, points])]);
@@ -80,6 +81,8 @@ function chart(figure, title, lines, rounds) {
   const margin = (high - low || Math.abs(high) || 1) * 0.06;
   low = low >= 0 ? Math.max(0, low - margin) : low - margin;
   high += margin;
+  const more = Math.max(0, least - (high - low)) / 2;
+  [low, high] = [Math.max(Math.min(0, low), low - more), high + more];
   const box = [46 / width, 28 / height, 1 - 14 / width, 1 - 40 / height];
   const x = (value) => (box[0] + (value / right) * (box[2] - box[0])) * width;
   const y = (value) => (box[3] - ((value - low) / (high - low)) * (box[3] - box[1])) * height;
@@ -165,8 +168,8 @@ function curves(parts, runs) {
   const tested = drawn.some((one) => one.curves.test);
   const more = begun.length > drawn.length ? `, ${drawn.length} of ${begun.length} runs` : "";
   const most = Math.max(...drawn.map((one) => one.rounds));
-  if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged], most);
-  else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"), most);
+  if (tested) chart(parts.accuracy, `Test accuracy, %${more}`, [...of("test"), ...averaged], most, LEAST_POINTS);
+  else chart(parts.accuracy, `Validation accuracy, %${more}`, of("validation"), most, LEAST_POINTS);
   chart(parts.loss, `Training loss${more}`, of("loss"), most);
   return new Map(lines.map((line) => [line.one.id, line.color]));
 }
@@ -247,7 +250,7 @@ function showCells(one) {
   ]);
   fill(parts.table, ["cell", "state", "rounds", "last accuracy", "mean of last ten", "note"], rows, [5]);
   const lines = one.cells.slice(0, MOST_LINES).map((cell, place) => ({ name: cell.name, color: colour(place), points: cell.points }));
-  chart(parts.accuracy, "Test accuracy, %", lines, Math.max(...one.cells.map((cell) => cell.rounds)));
+  chart(parts.accuracy, "Test accuracy, %", lines, Math.max(...one.cells.map((cell) => cell.rounds)), LEAST_POINTS);
   return parts;
 }
 
