@@ -50,6 +50,16 @@ def test_images_of_one_kind_only_are_noted(made, images, part):
     assert f"no {part} image" in texts(found, "note")
 
 
+def test_images_that_are_nearly_black_are_noted_also_where_their_pixels_are_kept(made, images):
+    for file in images.rglob("*.png"):
+        Image.open(file).convert("L").point(lambda value: value / 16).save(file)
+    for _ in range(2):
+        found = check(made, images)
+        assert found.passed
+        assert "nearly black" in texts(found, "note")
+        assert "depth=12" in texts(found, "note")
+
+
 PROBLEMS = {
     "another class": (lambda folder, images: (images / "labelled" / "elms").mkdir(), "did you mean 'elm'"),
     "no folder": (lambda folder, images: shutil.rmtree(images), "there is no such folder"),

@@ -22,6 +22,8 @@ from feddure.flower.deploy.layout import Bundle, Connection, read_connection
 T = TypeVar("T")
 Level = Literal["ok", "note", "problem"]
 _TIMEOUT_SECONDS = 10.0
+_DARK = 64
+"""Images whose values, of 255, are all below this look nearly black."""
 _CLOCK_SECONDS = 5.0
 """A signature that is more than this ahead of the server's clock is refused; its answer has whole seconds."""
 
@@ -86,6 +88,13 @@ def _check_images(
     found.findings.append(Finding("ok", "images", f"{labelled:,} labelled, {found.unlabelled:,} unlabelled"))
     if found.unreadable:
         text = f"{len(found.unreadable):,} unreadable file(s) left out; they are named below"
+        found.findings.append(Finding("note", "images", text))
+    brightest = int(loaded.dataset.images.max(initial=0))
+    if brightest < _DARK:
+        text = (
+            f"nearly black: none has a value above {brightest} of 255; if they are 12-bit images in 16-bit "
+            f"files, give --data 'folder:{images.path}?depth=12'"
+        )
         found.findings.append(Finding("note", "images", text))
     if not labelled:
         text = "no labelled image: this site can join; methods that learn from labels alone do not draw it"
