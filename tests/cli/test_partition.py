@@ -89,6 +89,9 @@ def test_sites_are_clients_by_name(own_data):
     assert [client["unlabelled"] for client in report["clients"]] == [0, 1, 1]
     assert report["clients"][1]["absent_unlabelled"] is None
     assert report["internal_imbalance"] is None
+    assert json.loads(run("--json")) == report  # unless another setting is asked for
+    dealt = json.loads(run("--setting", "iid-iid", "--clients", 2, "--labels-per-class", 1, "--json"))
+    assert len(dealt["clients"]) == 2
     assert "has 3 sites" in refuse("--setting", "sites", "--clients", 4)
 
 

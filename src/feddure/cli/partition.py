@@ -22,6 +22,9 @@ from feddure.errors import ConfigError
 CLIENTS = 20
 """Number of clients unless told otherwise: a picture of so many is easy to read."""
 
+DEALT = "dir-dir"
+"""The setting of images without sites unless told otherwise."""
+
 SHOWN = 10
 """Clients at each end of a long table."""
 
@@ -34,9 +37,13 @@ def partition(
         str, typer.Option("--dataset", help="Data set name, path of your images, or `module:function`.")
     ] = "fashion-mini",
     setting: Annotated[
-        str,
-        typer.Option("--setting", help="iid-iid, iid-dir, dir-dir (labelled-unlabelled), fedmatch, pairs or sites."),
-    ] = "dir-dir",
+        str | None,
+        typer.Option(
+            "--setting",
+            show_default=f"{DEALT}, or sites where the data have them",
+            help="iid-iid, iid-dir, dir-dir (labelled-unlabelled), fedmatch, pairs or sites.",
+        ),
+    ] = None,
     clients: Annotated[
         int | None,
         typer.Option("--clients", show_default=str(CLIENTS), help="Number of clients; sites bring their own."),
@@ -84,13 +91,13 @@ def partition(
     feddure partition --dataset cifar10 --label-fraction 0.02 --json
     feddure partition --setting pairs --gamma 0.1 --labelled-as-unlabelled     # as in SAGE
     feddure partition --labelled-clients 0.5 --unlabelled-fraction 0.1
-    feddure partition --dataset hospitals --setting sites
+    feddure partition --dataset hospitals                                      # a folder with sites: each is a client
     ```
     """
     expect_writable(out, "--out", ".npz")
     expect_writable(plot, "--plot", ".png", ".svg", ".pdf")
     options = _options(
-        setting=setting,
+        setting=setting or DEALT,
         clients=CLIENTS if clients is None else clients,
         gamma=gamma,
         labels_per_class=labels_per_class,
@@ -102,7 +109,9 @@ def partition(
     )
     plugins.allow(dataset)
     images = sources.load(sources.resolve(dataset), data_dir, progress=not as_json)
-    expect_clients(clients, setting, images)
+    if setting is None and images.sites:
+        options = options.model_copy(update={"setting": "sites"})
+    expect_clients(clients, options.setting, images)
     with _named_options():
         made = make(images, options, seed)
     if plot is not None:
