@@ -10,6 +10,10 @@ from feddure.reports import figures, inline
 from feddure.reports.diagnostics import best_of_threshold, last_means, per_class, running_mean, table, trace
 from feddure.simulation.diagnostics import auroc
 
+MOVING = {
+    name: lambda number: number / 100
+    for name in ("weight_mean", "pseudo_accuracy", "weight_auroc", "d_mean", "ascent_share")
+}
 FORMAT = {"color": "red", "marker": "o", "linestyle": "-"}
 
 
@@ -36,7 +40,10 @@ def feddure(rounds=30, **changes):
     def at(number):
         return {name: value(number) if callable(value) else value for name, value in (base | changes).items()}
 
-    return [{"round": number, "train": dict(train), "diagnostics": at(number)} for number in range(1, rounds + 1)]
+    return [
+        {"round": number, "train": train | {"loss": 1 / number}, "diagnostics": at(number)}
+        for number in range(1, rounds + 1)
+    ]
 
 
 def fixmatch(rounds=30, **changes):
@@ -137,14 +144,24 @@ def drawn(*runs):
 
 
 def test_runs_have_the_figures_of_what_they_recorded():
-    every = drawn(feddure())
+    every = drawn(feddure(**MOVING))
     assert len(every) == 7
-    assert drawn(fixmatch()) == [title for title in every if "Reward" not in title and "ascent" not in title]
-    assert drawn(fedavg(), feddure(), fixmatch(10)) == every
+    assert drawn(fixmatch(**MOVING)) == [title for title in every if "Reward" not in title and "ascent" not in title]
+    assert drawn(fedavg(), feddure(**MOVING), fixmatch(10)) == every
     assert drawn(fedavg()) == drawn([]) == drawn([{"round": 1, "diagnostics": {"drift": [1.0]}}]) == []
 
 
+def test_what_is_not_known_and_what_never_changes_is_left_out():
+    alike = {f"weight_{name}": 1.0 for name in ("mean", "p10", "p50", "p90")}
+    unknown = dict.fromkeys(("pseudo_accuracy", "pseudo_accuracy_weighted", "weight_auroc"))
+    nothing = {"pseudo_accuracy_per_class": None, "coverage_per_class": None, "clients": []}
+    own = fixmatch(**alike | unknown | nothing)
+    assert drawn(own) == ["Losses while training"]
+    assert list(table({"own": own})) == ["run", "mean weight"]
+    assert len(drawn(own, fixmatch())) > 1  # two constants that differ are a comparison
+
+
 def test_different_classes_are_not_compared_and_many_are_drawn():
-    many = feddure(2, coverage_per_class=[0.5] * 100, pseudo_accuracy_per_class=[0.5] * 100)
+    many = feddure(2, **MOVING, coverage_per_class=[0.5] * 100, pseudo_accuracy_per_class=[0.5] * 100)
     assert len(drawn(many)) == 7
     assert len(drawn(feddure(2), many)) == 6

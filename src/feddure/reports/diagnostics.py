@@ -87,7 +87,7 @@ def probe_means(metrics: Sequence[Record]) -> dict[str, float]:
 
 
 def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
-    """For each run with pseudo labels its means of the last rounds; shares are in per cent."""
+    """For each run with pseudo labels its means of the last rounds, where any run has one; shares are in per cent."""
     rows = []
     for label, metrics in runs.items():
         mean = last_means(trace(metrics))
@@ -105,7 +105,8 @@ def table(runs: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
                     "threshold at best": number(mean.get("auroc_best"), 2),  # few that pass cannot be far from 0.5
                 }
             )
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    return found.loc[:, (found != NOTHING).any()]
 
 
 def class_names(classes: Sequence[str], size: int) -> list[str]:

@@ -306,14 +306,14 @@ _CLASSES_READING = (
 
 
 def pseudo_labels(lines: Sequence[Line], classes: Sequence[str] = ()) -> list[Chart]:
-    """Every figure for which a run has records; none where no run has pseudo labels."""
+    """Every figure for which a run has records that tell something; none where no run has pseudo labels."""
     traces = [(line, trace(line.metrics)) for line in lines]
     if not any("weight_mean" in found for _, found in traces):
         return []
     charts = []
     for plot in _PLOTS:
         shown = [(line, found) for line, found in traces if plot.solid[0] in found]
-        if shown:
+        if shown and not _is_constant(plot, [found for _, found in shown]):
             charts.append(Chart(_against_rounds(plot, shown), plot.title, plot.reading))
     sizes = {per_class(line.metrics, "coverage_per_class").shape[1] for line in lines} - {0}
     if len(sizes) == 1:
@@ -326,6 +326,12 @@ def pseudo_labels(lines: Sequence[Line], classes: Sequence[str] = ()) -> list[Ch
             figure = by_class(lines, means, names)
         charts.append(Chart(figure, "Pseudo labels by true class", _CLASSES_READING))
     return charts
+
+
+def _is_constant(plot: _Plot, traces: Sequence[pd.DataFrame]) -> bool:
+    """Whether all that a plot would show is one value, as weights that are always 1."""
+    drawn = [plot.solid[0]] if len(traces) > 1 else [plot.solid[0], plot.dashed[0], *plot.band[:2]]
+    return len(np.unique([value for found in traces for value in found.filter(items=drawn).stack()])) <= 1
 
 
 def _against_rounds(plot: _Plot, traces: Sequence[tuple[Line, pd.DataFrame]]) -> Figure:

@@ -319,10 +319,13 @@ def _pseudo_labels(shown: Sequence[Shown]) -> list[Section]:
             Group([one for one in pictures if one.width <= 700]),
             *(one for one in pictures if one.width > 700),
         ]
+        worth, shares = "What the method made of them; their true classes are not known.", ""
+        if "right" in rows:
+            worth = "What they were worth and what the method made of them; it never sees the true classes itself."
+            shares = ": right pseudo labels, also weighted by m, and steps of gradient ascent in per cent"
         text = (
-            "What they were worth and what the method made of them; the method itself never sees the true classes. "
-            f"The table has means of the last {diagnostics.LAST_ROUNDS} rounds: right pseudo labels, also weighted by "
-            "m, and steps of gradient ascent in per cent. Faint lines are single rounds, strong ones running means."
+            f"{worth} The table has means of the last {diagnostics.LAST_ROUNDS} rounds{shares}. "
+            "Faint lines are single rounds, strong ones running means."
         )
         sections.append(Section("Pseudo labels", text, parts))
     drawn = figures.training(lines, leave_out=diagnostics.TRAINING if charts else ())
