@@ -43,7 +43,8 @@ def figure(about: Record, dataset: str) -> Figure:
         title, notes = _title(about, dataset, reading)
         canvas.suptitle(title, x=0.01, ha="left", size=12)
         canvas.text(0.01, 1 - 0.36 / canvas.get_figheight(), notes, color=style.MUTED, va="top")
-        canvas.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.36 / canvas.get_figheight()))  # type: ignore[union-attr, call-arg]
+        below = (0, 0, 1, 1 - 0.36 / canvas.get_figheight())
+        canvas.get_layout_engine().set(rect=below, wspace=0.06)  # type: ignore[union-attr, call-arg]
         every = canvas.subplots(*((1, 2) if few else (2, 1)), squeeze=False, sharey=few)
         order = _by_main_class(panels[0] + panels[1])
         for number, (axes, counts) in enumerate(zip(every.flat, panels, strict=True)):
