@@ -91,7 +91,7 @@ def partition(
     feddure partition --dataset cifar10 --label-fraction 0.02 --json
     feddure partition --setting pairs --gamma 0.1 --labelled-as-unlabelled     # as in SAGE
     feddure partition --labelled-clients 0.5 --unlabelled-fraction 0.1
-    feddure partition --dataset hospitals                                      # a folder with sites: each is a client
+    feddure partition --dataset hospitals        # its sites, if it has some
     ```
     """
     expect_writable(out, "--out", ".npz")
