@@ -2,12 +2,15 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from feddure.errors import RunError
-from feddure.files import Tail, make_durable, read_regular, write_whole
+from feddure.files import Tail, make_durable, parse_yaml, read_regular, write_whole
 
 
 def refuse(number):
@@ -89,3 +92,27 @@ def test_a_growing_file_is_read_line_by_line_and_anew_where_it_begins_anew(tmp_p
     assert tail.new() == (True, [b"1"])
     path.unlink()
     assert tail.new() == (False, [])
+
+
+_PARSE = """
+import sys, yaml
+from feddure.files import parse_yaml
+try:
+    parse_yaml(sys.argv[1] * 40_000 + "a", getattr(yaml, sys.argv[2], yaml.SafeLoader))
+except yaml.YAMLError as problem:
+    print(problem)
+"""
+
+
+@pytest.mark.parametrize("loader", ["SafeLoader", "CSafeLoader"])
+@pytest.mark.parametrize("opening", ["[", "{", "- ", "? "])
+def test_text_nested_beyond_all_measure_is_an_error(loader, opening):
+    """libyaml's loader calls itself for each level without a limit: the process would be gone."""
+    done = subprocess.run([sys.executable, "-c", _PARSE, opening, loader], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "nested" in done.stdout) == (0, True), done.stderr
+
+
+def test_brackets_in_a_text_are_no_nesting():
+    assert parse_yaml(f"note: '{'[' * 200}'") == {"note": "[" * 200}
+    with pytest.raises(yaml.YAMLError, match="aliases"):
+        parse_yaml("a: &b [1]\nc: *b")

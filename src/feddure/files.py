@@ -5,7 +5,6 @@ import json
 import os
 import stat
 from contextlib import suppress
-from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,12 +94,15 @@ def write_json(path: Path, content: Any, error: type[FeddureError], durable: boo
 
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Plain values; whatever is wrong with the text is a YAMLError."""
-    if max(accumulate((sign in "[{") - (sign in "]}") for sign in text), default=0) > _DEEPEST:  # minutes for 10 kB
-        raise yaml.YAMLError(f"brackets are nested more than {_DEEPEST} deep")
     try:
-        # With aliases a few lines can stand for any number of values.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
-            raise yaml.YAMLError("aliases, such as *name, are not read: write out what they stand for")
+        depth = 0
+        for event in yaml.parse(text, loader):
+            # With aliases a few lines can stand for any number of values.
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.YAMLError("aliases, such as *name, are not read: write out what they stand for")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:  # libyaml's loader would leave the stack, and end the process with it
+                raise yaml.YAMLError(f"lists and mappings are nested more than {_DEEPEST} deep")
         return yaml.load(text, loader)
     except (ValueError, ArithmeticError, RecursionError) as problem:  # numbers and dates that there are none of
         raise yaml.YAMLError(str(problem)) from None
