@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from feddure.simulation import runs
 from feddure.studies import sweep
 from feddure.studies.grid.failures import Problem
 from feddure.studies.grid.store import Measurement, Store
+from feddure.studies.plan import read_plan
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import Writer
 from feddure.watch import run as watched_run
@@ -261,6 +264,64 @@ def test_files_of_strangers_do_no_harm(tmp_path, junk):
     watched.look()
     watched.look()
     assert len(json.loads(json.dumps(watched.state(), allow_nan=False))["names"]) == 4
+
+
+_CELL = {"cell": "a", "experiment": {}, "rounds": 3, "local_steps": 5.0, "seconds": 1.0, "build_seconds": 1.0,
+         "partition": "x", "environment": "e", "about": {}}  # fmt: skip
+_NOTED = {"host": socket.gethostname(), "pid": os.getpid(), "command": ""}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("run/metrics.jsonl", {"round": 1, "clients": ["9" * 5000], "steps": [1]}),
+        ("run/metrics.jsonl", {"round": 1, "clients": ["²"], "steps": [1]}),
+        ("run/config.yaml", "method:\n  " + "- " * 5000 + "a\n"),
+        ("run/config.yaml", "- " * 10**5),
+        ("plan/comparison.yaml", "{methods: [a], seeds: [.inf], against: a}"),
+        ("plan/comparison.yaml", f"{{methods: [a], seeds: [0x{'f' * 6000}], against: a}}"),
+        ("plan/comparison.yaml", f"{{methods: [{'a' * 400}], seeds: [1], against: a}}"),
+        ("plan/comparison.yaml", '{methods: ["a\\0b"], seeds: [1], against: a}'),
+        ("plan/comparison.yaml", '{methods: ["a\\ud800b"], seeds: [1], against: a}'),
+        ("grid/unfinished/a/failure.json", {"error": 5}),
+        ("grid/unfinished/a/failure.json", "[" * 5000),
+        ("grid/unfinished/a/progress.json", _NOTED | {"pid": "x"}),
+        ("grid/unfinished/a/progress.json", _NOTED | {"pid": 10**19}),
+        ("grid/unfinished/a/progress.json", _NOTED | {"score": "x"}),
+        ("grid/unfinished/a/progress.json", _NOTED | {"score": 1e308}),
+        ("grid/cells.jsonl", _CELL | {"accuracy_last": 1e308, "accuracy_last10": 0.5, "curve": [[1, 1e308, None]]}),
+        ("grid/cells.jsonl", _CELL | {"accuracy_last": 0.5, "accuracy_last10": 0.5, "curve": [], "seconds": 1e308}),
+    ],
+)
+def test_one_file_of_a_stranger_does_not_take_the_others_from_the_page(tmp_path, file, content):
+    folder = write_run(tmp_path / "mine", metrics=[{"round": 1}])
+    write_run(tmp_path / "run")
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "grid" / "unfinished" / "a").mkdir(parents=True)
+    (tmp_path / "grid" / "unfinished" / "a" / "progress.json").write_text(json.dumps(_NOTED))
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / file).write_text(f'{{"environment": "e"}}\n{text}\n' if file.endswith("cells.jsonl") else text + "\n")
+    watched = Folder(tmp_path)
+    for _ in range(2):
+        watched.look()
+        json.dumps(watched.state(), allow_nan=False)
+    assert watched.entries[folder.name]["round"] == 1
+
+
+def test_a_plan_of_runs_without_number_is_refused(tmp_path):
+    many = "[" + ", ".join(map(str, range(3000))) + "]"
+    (tmp_path / "comparison.yaml").write_text(f"{{methods: {many}, seeds: {many}, against: '1'}}")
+    with pytest.raises(RunError, match="damaged"):
+        read_plan(tmp_path)
+
+
+def test_only_shares_are_drawn(tmp_path):
+    """Between 1e17 and the next number there is no place for the lines of a chart: to draw them had no end."""
+    large = [{"round": number, "test": {"accuracy": 1e17 + 16 * number}} for number in (1, 2)]
+    write_run(tmp_path / "run", metrics=[*large, {"round": 3, "test": {"accuracy": 0.5}}])
+    watched = Folder(tmp_path)
+    watched.look()
+    assert {share for _, share in watched.entries["run"]["curves"]["test"]} == {100.0, 50.0}
 
 
 def test_the_command_says_where_to_look_and_ends_with_ctrl_c(tmp_path):

@@ -15,6 +15,9 @@ TABLE_FILE, PAIRED_FILE, SITES_FILE = "comparison.csv", "paired.csv", "sites.csv
 REFERENCE = "fedavg-matched"
 """Labels only with everybody's number of steps: what learning from unlabelled images has to beat."""
 
+_MOST_RUNS = 10_000
+_LONGEST = 200  # bytes of a method's name: it becomes the name of a folder
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,12 +41,18 @@ def read_plan(folder: Path) -> Plan | None:
     path = folder / PLAN_FILE
     try:
         tree = parse_yaml(read_regular(path).decode())
-        return Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
+        plan = Plan(tuple(map(str, tree["methods"])), tuple(map(int, tree["seeds"])), str(tree["against"]))
+        possible = all(name.isprintable() and len(name.encode()) <= _LONGEST for name in plan.methods)
+        if not possible or any(seed.bit_length() > 63 for seed in plan.seeds):
+            raise ValueError
+        if len(plan.methods) * len(plan.seeds) > _MOST_RUNS:
+            raise ValueError
+        return plan
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
         raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, OverflowError):
         raise RunError(f"{path}: damaged, expected methods, seeds and against; choose another folder") from None
 
 

@@ -4,6 +4,7 @@ Nothing is written, locked or imported on behalf of what is read: a folder may c
 """
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -222,7 +223,8 @@ def thinned(points: Points) -> Points:
 
 
 def per_cent(share: float) -> float:
-    return round(100 * share, 3)
+    """For a chart; nothing but a share has one, and few digits of large numbers differ."""
+    return round(100 * min(1.0, max(0.0, share)), 3)
 
 
 def shown(name: str | Path) -> str:
@@ -239,7 +241,8 @@ def as_list(value: Any) -> list[Any]:
 
 def _sorted(clients: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Client 2 before client 10."""
-    return sorted(clients, key=lambda one: [(int(word) if word.isdecimal() else 0, word) for word in one[0].split()])
+    number = re.compile("[0-9]{1,18}").fullmatch
+    return sorted(clients, key=lambda one: [(int(word) if number(word) else 0, word) for word in one[0].split()])
 
 
 def _number(value: Any) -> float | None:

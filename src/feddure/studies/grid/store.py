@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from feddure import experiments
 from feddure.config import Experiment
@@ -41,6 +41,7 @@ _SHARED = {
     "feddure", "commit", "command", "python", "torch", "numpy", "cuda", "gpu", "cpu", "cores", "system", "device",
 }  # fmt: skip
 """What many cells' environments have in common and is written once; the rest, as the time of its start, is a cell's."""
+_Noted = TypeVar("_Noted")
 _SECONDS_TO_CLAIM = 0.1  # one who just gives a cell back is waited for, one who trains it is not
 _ATTEMPTS = 10
 
@@ -67,24 +68,24 @@ class Measurement:
     config_hash: str
     experiment: dict[str, Any]  # what differs from the defaults
     rounds: int
-    local_steps: float  # of a client in a round, on average
-    accuracy_last: float | None  # shares of 1, as all accuracies here; none where there are no test images
-    accuracy_last10: float | None
-    curve: list[tuple[int, float, float | None]]  # round, accuracy, accuracy of the averaged model
-    seconds: float  # of its rounds
-    build_seconds: float  # compiling and capturing
+    local_steps: schema.Number  # of a client in a round, on average
+    accuracy_last: schema.Number | None  # shares of 1, as all accuracies here; none where there are no test images
+    accuracy_last10: schema.Number | None
+    curve: list[tuple[int, schema.Number, schema.Number | None]]  # round, accuracy, accuracy of the averaged model
+    seconds: schema.Number  # of its rounds
+    build_seconds: schema.Number  # compiling and capturing
     partition: str  # its hash
-    accuracy_ema: float | None = None  # last evaluation of the averaged model
+    accuracy_ema: schema.Number | None = None  # last evaluation of the averaged model
     together: int = 1  # cells of 0.1 that shared the lanes; `seconds` is this one's share, `build_seconds` of all
-    left_out: float = 0.0  # share of the clients' updates that were not finite and did not count
-    diagnostics: dict[str, float] = field(default_factory=dict)  # means over the last rounds
-    bytes_per_round: dict[str, float] = field(default_factory=dict)
+    left_out: schema.Number = 0.0  # share of the clients' updates that were not finite and did not count
+    diagnostics: dict[str, schema.Number] = field(default_factory=dict)  # means over the last rounds
+    bytes_per_round: dict[str, schema.Number] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    validation_last10: float | None = None
-    validation_ema: float | None = None
-    validation_best: float | None = None
-    accuracy_best: float | None = None  # in the round of `validation_best`
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)  # `Scores` beside accuracy's; none in old cells
+    validation_last10: schema.Number | None = None
+    validation_ema: schema.Number | None = None
+    validation_best: schema.Number | None = None
+    accuracy_best: schema.Number | None = None  # in the round of `validation_best`
+    metrics: dict[str, dict[str, schema.Number]] = field(default_factory=dict)  # `Scores` beside accuracy's
 
     def scores(self, metric: str) -> Scores:
         """What it found by a metric; what only a later version knows of it is left out."""
@@ -96,23 +97,23 @@ class Measurement:
         return Scores(**{field.name: found.get(field.name) for field in dataclasses.fields(Scores)})
 
 
-_MEASUREMENT = TypeAdapter(Measurement)
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a cell under way is, and who trains it."""
 
     host: str
-    pid: int
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
     command: str  # the same for all processes that one command has started
     round: int = 0
-    score: float | None = None  # the last evaluation's, by the metric that ranks
+    score: schema.Number | None = None  # the last evaluation's, by the metric that ranks
 
     @property
     def is_alive(self) -> bool:
         """Whether its process is one of this machine and still there."""
         return self.host == socket.gethostname() and psutil.pid_exists(self.pid)
+
+
+_MEASUREMENT, _NOTED, _FAILED = TypeAdapter(Measurement), TypeAdapter(Progress), TypeAdapter(Problem)
 
 
 class Store:
@@ -222,7 +223,7 @@ class Store:
 
     def notes(self) -> dict[str, Progress]:
         """What was noted last of cells that are not finished, by their hashes; their processes may have ended since."""
-        return {name: Progress(**noted) for name, noted in self._written(_PROGRESS)}
+        return dict(self._written(_PROGRESS, _NOTED))
 
     def under_way(self) -> dict[str, Progress]:
         """The cells that processes of this machine are training, by their hashes."""
@@ -235,7 +236,7 @@ class Store:
 
     def failures(self) -> dict[str, Problem]:
         """What has ended cells that are not finished, by their hashes."""
-        return {name: Problem(**problem) for name, problem in self._written(_FAILURE)}
+        return dict(self._written(_FAILURE, _FAILED))
 
     def forget_failures(self, cells: Iterable[Cell]) -> None:
         """These cells are tried again."""
@@ -248,10 +249,10 @@ class Store:
         make_folder(folder)
         write_whole(folder / name, json.dumps(content).encode(), RunError)
 
-    def _written(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _written(self, name: str, kind: TypeAdapter[_Noted]) -> Iterator[tuple[str, _Noted]]:
         for path in (self.folder / UNFINISHED).glob(f"*/{name}"):
-            with suppress(OSError, ValueError):  # it is gone meanwhile
-                yield path.parent.name, json.loads(read_regular(path).decode())
+            with suppress(OSError, ValueError):  # it is gone meanwhile, or none of ours
+                yield path.parent.name, kind.validate_python(schema.parse(read_regular(path)))
 
 
 def finished_cells(folder: Path) -> dict[str, Measurement]:
