@@ -112,6 +112,20 @@ def test_text_nested_beyond_all_measure_is_an_error(loader, opening):
     assert (done.returncode, "nested" in done.stdout) == (0, True), done.stderr
 
 
+def test_a_file_without_end_is_not_read_into_memory(tmp_path):
+    """An archive of a few bytes can hold one: tar writes holes as holes."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"one\n")
+    os.truncate(path, 2**40)
+    with pytest.raises(OSError, match="larger than 1 GiB"):
+        read_regular(path)
+    tail = Tail(path)
+    assert tail.new() == (True, [b"one"])
+    assert tail.new() == (False, [])
+    with pytest.raises(yaml.YAMLError, match="characters"):
+        parse_yaml("a" * 2**21)
+
+
 def test_brackets_in_a_text_are_no_nesting():
     assert parse_yaml(f"note: '{'[' * 200}'") == {"note": "[" * 200}
     with pytest.raises(yaml.YAMLError, match="aliases"):

@@ -14,6 +14,9 @@ import yaml
 from feddure.errors import FeddureError
 
 _DEEPEST = 100
+_MOST_YAML = 2**20  # characters: its readers are slow
+_MOST_BYTES = 2**30  # of a file that is read whole: a few bytes of an archive can become a file of any length
+_MOST_AT_ONCE = 2**26  # bytes of a file that grows
 
 
 def write_whole(path: Path, content: bytes | memoryview, error: type[FeddureError], durable: bool = False) -> None:
@@ -54,9 +57,11 @@ def open_regular(path: str | PathLike[str]) -> BinaryIO:
     return os.fdopen(number, "rb")
 
 
-def read_regular(path: Path) -> bytes:
-    """All of a regular file."""
+def read_regular(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """All of a regular file; a larger one is an OSError."""
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most / 2**30:g} GiB")
         return file.read()
 
 
@@ -67,11 +72,14 @@ class Tail:
         """With `skip`, lines that are there already count as read."""
         self._path = path
         self._read, self._inode, self._rest = 0, -1, b""
-        if skip:
-            self.new()
+        while skip and self.new()[1]:
+            pass
 
     def new(self) -> tuple[bool, list[bytes]]:
-        """Whether it starts over, and the whole lines since the last call; one under way comes with a later call."""
+        """Whether it starts over, and the whole lines since the last call; one under way comes with a later call.
+
+        Of very much, some comes with later calls, too; a line that is longer than any is dropped.
+        """
         try:
             with open_regular(self._path) as file:
                 about = os.fstat(file.fileno())
@@ -79,11 +87,13 @@ class Tail:
                 if over:
                     self._read, self._inode, self._rest = 0, about.st_ino, b""
                 file.seek(self._read)
-                text = file.read()
+                text = file.read(_MOST_AT_ONCE)
         except OSError:
             return False, []
         self._read += len(text)
         *lines, self._rest = (self._rest + text).split(b"\n")
+        if len(self._rest) > _MOST_AT_ONCE:
+            self._rest = b""
         return over, lines
 
 
@@ -94,6 +104,8 @@ def write_json(path: Path, content: Any, error: type[FeddureError], durable: boo
 
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Plain values; whatever is wrong with the text is a YAMLError."""
+    if len(text) > _MOST_YAML:
+        raise yaml.YAMLError(f"{len(text):,} characters, expected at most {_MOST_YAML:,}")
     try:
         depth = 0
         for event in yaml.parse(text, loader):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MODEL_FILE, AVERAGED_FILE = "model.safetensors", "averaged.safetensors"
 """Of a run's folder: the last global model, and its average over rounds where the server keeps one."""
 
+MOST_BYTES = 2**32
+"""Of a model file: it is read into memory."""
+
 
 def identify(source: str | None) -> dict[str, str | None]:
     """The fields of a configuration that starts from here: the model's file, absolute, and its hash."""
@@ -42,7 +45,7 @@ def identify(source: str | None) -> dict[str, str | None]:
 def read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors of a file, and what feddure wrote about them, if it did; refused where its hash is another."""
     try:
-        content = read_regular(path)
+        content = read_regular(path, MOST_BYTES)
     except OSError as problem:
         raise _unreadable(path, problem) from None
     if hashlib.sha256(content).hexdigest() != sha256:

@@ -28,6 +28,7 @@ from feddure.data.sources.images import FULL_DEPTH, LEAST_DEPTH
 from feddure.data.sources.own import options_of
 from feddure.errors import ConfigError, DataError, RunError, first_line
 from feddure.nn.network import Network
+from feddure.pretrained import MOST_BYTES
 from feddure.simulation import checkpoint, runs
 from feddure.tracking import records
 from feddure.version import VERSION
@@ -37,8 +38,6 @@ KEY = "feddure"
 EXTRA_FILE = f"{KEY}.json"
 INPUT, OUTPUTS = "images", ("probabilities", "logits")
 
-MOST_BYTES = 2**32
-"""Of a model file: it is read into memory."""
 MOST_SIZE, MOST_CLASSES = 4096, 2**16
 """A file can ask for images of no more pixels a side, and for no more outputs."""
 
