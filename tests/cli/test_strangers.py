@@ -230,3 +230,18 @@ def test_a_description_that_asks_for_too_much(change):
         load.Description.from_json(json.dumps(header | change), "theirs")
     with pytest.raises(load.RunError, match="not a model that feddure wrote"):
         load.Description.from_json("[" * 10**5, "theirs")
+
+
+def test_no_name_of_a_file_is_a_command_to_the_terminal(feddure):
+    """Names in an archive of images may hold what sets the title of a window, or what hides what stands before it."""
+    hostile = "\x1b]0;gone\x07\x9b31m\u202e"
+    for kind in ("a", f"b{hostile}"):
+        Path("images", kind).mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (8, 8), 50 * number).save(Path("images", kind, f"{hostile}{number}.png"))
+    Path("images", "a", f"{hostile}torn.png").write_bytes(b"\x89PNG")
+    model = folders.execute(Path("mine")).folder
+    for command in (("predict", model, "images"), ("data", "check", "images", "--skip-damaged")):
+        _, *printed = feddure(*command)
+        assert "torn.png" in "".join(printed)
+        assert not set(hostile) & set("".join(printed)) - set("]0;gone31m")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, table, tell_error, tell_folder
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     from feddure.studies.compare_report import View

@@ -3,11 +3,11 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from feddure.cli.options import ConfigFile, Preset, Sets
 from feddure.cli.tables import listing
+from feddure.terminal import Console
 
 
 def show(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from feddure.data import sources
 from feddure.data.dataset import UNKNOWN, Dataset, measure
 from feddure.data.sources.fetch import fetch as fetch_dataset
 from feddure.errors import FeddureWarning
+from feddure.terminal import Console
 
 app = typer.Typer(
     no_args_is_help=True,

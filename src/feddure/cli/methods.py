@@ -2,9 +2,8 @@
 
 import inspect
 
-from rich.console import Console
-
 from feddure.cli.tables import listing
+from feddure.terminal import Console
 
 
 def methods() -> None:

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from feddure import config, plugins
@@ -18,6 +17,7 @@ from feddure.cli.tables import listing, numbers
 from feddure.data import sources
 from feddure.data.partition import describe, expect_clients, make, summarise
 from feddure.errors import ConfigError
+from feddure.terminal import Console
 
 CLIENTS = 20
 """Number of clients unless told otherwise: a picture of so many is easy to read."""

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from feddure.cli.options import AllowModules, AsJson, WhichModel, expect_writable, make_folder_of
 from feddure.cli.tables import folded, listing, numbers, plain_console
 from feddure.files import readable
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     from feddure.serving.predict import Prediction

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from feddure.cli import grids, tables
 from feddure.cli.grids import DryRun, Jobs, Merge, Ray
 from feddure.cli.options import DataDir, Sets, make_folder_of, names, numbers
 from feddure.cli.theory import theory_progress
 from feddure.errors import ConfigError, RunError, did_you_mean
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Cell, Store

@@ -3,10 +3,10 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from feddure.cli import options, own_images
 from feddure.cli.tables import plain_console, tell_folder
+from feddure.terminal import Console
 
 
 def run(

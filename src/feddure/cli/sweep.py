@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from feddure.cli import grids
 from feddure.cli.options import AllowModules, DataDir, Init, Track, names
 from feddure.cli.tables import listing, numbers, plain_console, table
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     from feddure.studies.grid.store import Store

@@ -6,10 +6,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Column, Table
+
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from feddure.cli.options import AsJson, expect_writable, make_folder_of
 from feddure.cli.tables import show_page
 from feddure.errors import ConfigError
+from feddure.terminal import Console
 
 
 def theory(

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from feddure.terminal import Console
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.observer import Observer
 from feddure.tracking.records import TIMING, Record, Run

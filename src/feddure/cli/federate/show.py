@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.bar import Bar
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from feddure.cli.tables import folded, listing, numbers, plain_console
 from feddure.flower.app.description import Description
 from feddure.flower.app.sanitize import one_line
+from feddure.terminal import Console
 
 if TYPE_CHECKING:
     from feddure.flower.app.audit import Audit

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import platformdirs
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,6 +23,7 @@ from rich.progress import (
 
 from feddure.data.dataset import Dataset
 from feddure.errors import DataError
+from feddure.terminal import Console
 
 _MOST_SHOWN = 10
 

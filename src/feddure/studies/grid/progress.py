@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 
 from feddure.reports.names import labels
 from feddure.studies.grid.cost import reference_seconds
 from feddure.studies.grid.store import Cell, Measurement, Store, named
+from feddure.terminal import Console
 from feddure.tracking import console as terminal
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.summary import mean_of, percent
