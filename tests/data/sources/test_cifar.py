@@ -197,6 +197,36 @@ def test_a_pickle_cannot_alter_the_type_of_bytes():
     assert not np.dtype("u1").hasobject
 
 
+def test_a_pickle_cannot_share_memory_and_then_free_it():
+    """The rest of the array would be read as images: whatever the process has put there since."""
+
+    def text(word):
+        return b"X" + struct.pack("<I", len(word)) + word
+
+    def state(size):
+        kind = b"cnumpy\ndtype\n" + text(b"u1") + b"\x85R"
+        raw = b"c_codecs\nencode\n" + text(b"A" * size) + text(b"latin1") + b"\x86R"
+        return b"(J" + struct.pack("<i", 1) + b"J" + struct.pack("<i", size) + b"\x85" + kind + b"\x89" + raw + b"tb"
+
+    owner = b"cnumpy.core.multiarray\n_reconstruct\n)Rq\x01" + state(3072) + b"0"
+    shared = b"cnumpy.core.numeric\n_frombuffer\n(h\x01" + text(b"u1") + b"(K\x01J" + struct.pack("<i", 3072)
+    shared += b"t" + text(b"C") + b"tRq\x020"
+    batch = b"}(" + text(b"data") + b"h\x02" + text(b"labels") + b"](K\x00eu."
+    with pytest.raises(DataError, match="expected bytes"):
+        CIFAR10.read_batch(io.BytesIO(b"\x80\x02" + owner + shared + b"h\x01" + state(4) + b"0" + batch), "a file")
+
+
+def test_a_label_that_would_be_written_out_without_end():
+    """Nine lists of ten, each in the one before, are a thousand million in words."""
+    label = []
+    for _ in range(5):
+        label = [label] * 10
+    for wrong, said in ((label, "a list"), (10**6000, "a int"), (True, "a bool"), (11, "11")):
+        content = pickle.dumps({"data": pixels(0, 1)[:1], "labels": [wrong]}, 2)
+        with pytest.raises(DataError, match=f"label 0 is {said}, expected 0 to 9"):
+            CIFAR10.read_batch(io.BytesIO(content), "a file")
+
+
 @pytest.mark.parametrize("style", ["python2", "protocol2", "protocol5"])
 @settings(deadline=None, max_examples=60)
 @given(where=st.floats(0, 1), value=st.integers(0, 255), cut=st.booleans())

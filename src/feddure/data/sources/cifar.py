@@ -72,7 +72,9 @@ class Cifar:
             raise DataError(f"{where}: '{self.key}' is not a list of {len(pixels)} numbers, one for each image")
         for position, label in enumerate(labels):
             if type(label) is not int or not 0 <= label < len(self.classes):
-                raise DataError(f"{where}: label {position} is {label!r}, expected 0 to {len(self.classes) - 1}")
+                plain = type(label) in (int, float) and abs(label) < 2**63
+                given = label if plain else f"a {type(label).__name__}"
+                raise DataError(f"{where}: label {position} is {given}, expected 0 to {len(self.classes) - 1}")
         images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         return images, np.array(labels, dtype=np.int64)
 
@@ -135,6 +137,9 @@ def _byte(code: Any, *_: Any) -> np.dtype:
 
 
 def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
+    # Not of an array: the pickle could fill that anew, and the memory that was shared with it would be somebody else's.
+    if not isinstance(raw, bytes | bytearray):
+        raise pickle.UnpicklingError(f"has an array of a {type(raw).__name__}, expected bytes")
     return np.frombuffer(raw, kind).reshape(shape, order=order)
 
 
