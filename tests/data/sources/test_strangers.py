@@ -3,6 +3,7 @@
 Each is read in a process of its own with little memory, which is ended where it hangs.
 """
 
+import gzip
 import io
 import os
 import struct
@@ -19,6 +20,7 @@ from PIL import Image
 
 from feddure.data import sources
 from feddure.data.sources import images
+from feddure.data.sources.fashion import MD5
 from feddure.data.sources.layouts import files_below
 from feddure.errors import DataError
 
@@ -179,6 +181,46 @@ def test_an_archive_that_unpacks_to_more_than_the_memory(tmp_path, monkeypatch):
 def test_an_array_that_says_it_is_huge(tmp_path):
     with pytest.raises(DataError, match=r"huge\.npz"):
         sources.load(f"npz:{npz(tmp_path / 'huge.npz', images=(10**7, 10**4, 10**4, 1))}")
+
+
+def test_names_of_no_length_are_not_counted_out(tmp_path):
+    """A million millions of them take no bytes, until they become a list."""
+    with zipfile.ZipFile(npz(tmp_path / "names.npz"), "a") as archive:
+        content = io.BytesIO()
+        header = {"descr": "<U0", "fortran_order": False, "shape": (10**12,)}
+        np.lib.format.write_array_header_1_0(content, header)
+        archive.writestr("classes.npy", content.getvalue())
+    program = PROGRAM.partition("try:")[0] + _LOAD
+    assert "of no length" in _say(program, f"npz:{tmp_path / 'names.npz'}")
+
+
+def test_an_idx_file_that_unfolds_to_more_than_the_memory(tmp_path):
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    for name in MD5:
+        with gzip.open(folder / f"{name}.gz", "wb") as file:
+            file.write(struct.pack(">4I", 0x803, 4, 28, 28) if "idx3" in name else struct.pack(">2I", 0x801, 4))
+            for _ in range(500):
+                file.write(bytes(10**6))
+    program = PROGRAM.partition("try:")[0] + _LOAD
+    assert "more than 3136 bytes" in _say(program, "fashion-mnist", tmp_path)
+
+
+_LOAD = """
+from pathlib import Path
+from feddure.data import sources
+from feddure.errors import DataError
+try:
+    sources.load(sys.argv[1], Path(sys.argv[2]))
+except DataError as problem:
+    print(problem)
+"""
+
+
+def _say(program, name, data_dir="."):
+    program = program.replace("import resource", "import feddure.data.sources, resource")  # before memory ends
+    command = [sys.executable, "-c", program, name, data_dir, "300"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_a_pipe_is_no_archive(tmp_path):

@@ -40,6 +40,7 @@ MD5 = {
     "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 FILES = tuple(MD5)
+_MOST_BYTES = 2**28  # of a file; the largest has 47 million
 MINI = resources.files("feddure") / "data" / "embedded" / "fashion-mini.npz"
 MINI_SHA256 = "e92d12a9cb02fd61dc1c5fafe5fdb5faaa167a3f0bd19227f23af51dd1466412"
 
@@ -69,27 +70,31 @@ def load_mini(data_dir: Path, progress: bool = False) -> Dataset:
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array of unsigned bytes in an idx file (a magic number, the sizes, the bytes) of so many dimensions."""
+    header = 4 + 4 * dimensions
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(header)
+            if len(start) < header or start[:4] != bytes((0, 0, 8, dimensions)):
+                raise DataError(
+                    f"{path}: begins with {start[:4].hex() or 'nothing'}, expected 000008{dimensions:02x}: "
+                    f"an idx file of bytes in {dimensions} dimension(s)"
+                )
+            shape = struct.unpack(f">{dimensions}I", start[4:])
+            expected = int(np.prod(shape, dtype=object))
+            # No more than one too many: a small file can unfold into more than there is memory.
+            raw = file.read(min(expected, _MOST_BYTES) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: not a whole gzip file ({error}); delete it and fetch it again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    header = 4 + 4 * dimensions
-    if len(raw) < header or raw[:4] != bytes((0, 0, 8, dimensions)):
+    if len(raw) != expected:
+        more = "more than " if len(raw) > expected else ""
         raise DataError(
-            f"{path}: begins with {raw[:4].hex() or 'nothing'}, expected 000008{dimensions:02x}: "
-            f"an idx file of bytes in {dimensions} dimension(s)"
-        )
-    shape = struct.unpack(f">{dimensions}I", raw[4:header])
-    expected = int(np.prod(shape, dtype=object))
-    if len(raw) - header != expected:
-        raise DataError(
-            f"{path}: {len(raw) - header} bytes after the header, expected {expected} "
+            f"{path}: {more}{min(len(raw), expected)} bytes after the header, expected {expected} "
             f"for the shape {list(shape)}; the file is damaged: delete it and fetch it again"
         )
     # A copy, because an array over immutable bytes could not be handed to torch.
-    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(raw, dtype=np.uint8).reshape(shape).copy()
 
 
 def _dataset(

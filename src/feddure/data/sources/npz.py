@@ -108,7 +108,11 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 _check_directory(path, file, archive.zip)
                 _check_names(path, archive.files)
                 _check_size(path, archive.zip)
-                return {name: np.asarray(archive[name]) for name in archive.files}
+                arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        for name, array in arrays.items():
+            if array.nbytes < array.size:  # of names without letters there can be any number in no bytes
+                raise DataError(f"{path}: {name} has {array.size:,} values of no length")
+        return arrays
     except MemoryError:
         raise DataError(f"{path}: its arrays need more memory than there is") from None
     except _DAMAGE as error:
