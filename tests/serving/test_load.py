@@ -1,5 +1,6 @@
 """Models from wherever they lie: run folders and files, whole or not, of this version and of 0.1."""
 
+import json
 import re
 from pathlib import Path
 
@@ -208,6 +209,27 @@ def test_a_diverged_model(copied):
     rewrite(copied / "averaged.safetensors", lambda tensors: tensors["6.bias"].fill_(torch.nan))
     with pytest.raises(RunError, match="output is not finite"):
         feddure.load_model(copied)(PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "output", "message"),
+    [([1], "probabilities", "gives float32"), ([1, 9], "probabilities", "gives"), ([1, 4], "other", "cannot run")],
+)
+def test_an_onnx_file_that_gives_something_else(tmp_path, shape, output, message):
+    onnx = pytest.importorskip("onnx")
+    about = {"model": "cnn", "norm": "batch", "classes": list("abcd"), "mean": [0.5], "std": [0.25], "size": 8}
+    tensor = onnx.helper.make_tensor("x", onnx.TensorProto.FLOAT, shape, [0.0] * shape[-1])
+    names = [output, "logits"]
+    image = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["n", 1, 8, 8])
+    outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+    nodes = [onnx.helper.make_node("Constant", [], [name], value=tensor) for name in names]
+    graph = onnx.helper.make_graph(nodes, "g", [image], outputs)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    made.metadata_props.add(key="feddure", value=json.dumps(about | {"channels": 1}))
+    (tmp_path / "theirs.onnx").write_bytes(made.SerializeToString())
+    model = feddure.load_model(tmp_path / "theirs.onnx", device="cpu")
+    with pytest.raises(RunError, match=rf"theirs\.onnx: .*{message}"):
+        model(np.zeros((1, 8, 8, 1), np.uint8))
 
 
 def test_images_of_another_kind(trained):

@@ -130,6 +130,10 @@ class Model:
                 f"images are {images.dtype} {list(images.shape)}, expected uint8 [N, {size}, {size}, {channels}]"
             )
         probabilities, _ = self._program(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+        expected = len(images), len(self.classes)
+        if probabilities.dtype.kind != "f" or probabilities.shape != expected:
+            given = f"{probabilities.dtype} {list(probabilities.shape)}"
+            raise RunError(f"{self.source}: the model gives {given}, expected probabilities {list(expected)}")
         if not np.isfinite(probabilities).all():
             raise RunError(f"{self.source}: the model's output is not finite; it cannot be used (training diverged)")
         return probabilities
@@ -256,8 +260,11 @@ def run_onnx(content: bytes, where: object, device: torch.device) -> tuple[Descr
         raise RunError(f"{where}: not an ONNX file that onnxruntime can read ({first_line(problem)})") from None
 
     def program(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        probabilities, logits = session.run(list(OUTPUTS), {INPUT: images})
-        return probabilities, logits
+        try:
+            probabilities, logits = session.run(list(OUTPUTS), {INPUT: images})
+        except Exception as problem:
+            raise RunError(f"{where}: onnxruntime cannot run this model ({first_line(problem)})") from None
+        return np.asarray(probabilities), np.asarray(logits)
 
     return Description.from_json(session.get_modelmeta().custom_metadata_map.get(KEY), where), program
 
