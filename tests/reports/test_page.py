@@ -27,3 +27,15 @@ def test_a_table_as_markdown_shows_its_texts_as_they_are():
 def test_signs_of_formulas_and_names_are_not_lost(text):
     shown = MarkdownIt("gfm-like", {"linkify": False}).parseInline(page.markdown(page.Text(text)))[0].children
     assert [(each.type, each.content) for each in shown] == [("text", text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\<img src=http://evil/x>", "![x](http://evil/x)", "[a](http://evil)", "\\![x](y)", "\\[x](y)", "[x\\](y)"],
+)
+def test_no_text_of_a_table_becomes_an_image_or_a_link(text):
+    """Who opens a table of a stranger's sweep asks no server for a picture."""
+    table = page.markdown(page.Table(["name"], [[text]]))
+    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(table)
+    assert "<img" not in shown
+    assert "<a " not in shown

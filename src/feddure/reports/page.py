@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_MARKUP = re.compile(r"[|<]|(?<![^\W_])_|(?<!\w)\*|\*(?=\w)")  # of _ and * those that can begin emphasis
+# Of _ and * those that can begin emphasis, of ] those that can end a link's text, of \ those that would undo the rest.
+_MARKUP = re.compile(r"[|<]|(?<![^\W_])_|(?<!\w)\*|\*(?=\w)|\](?=[(\[])|\\(?=[!-/:-@\[-`{-~])")
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", ">": "▶", "<": "◀"}
 
 
