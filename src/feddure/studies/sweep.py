@@ -284,8 +284,14 @@ def _seeds(given: Any) -> list[int]:
 
 
 def _repeated(values: Sequence[Any]) -> list[Any]:
-    alike = [(type(value) is bool, value) for value in values]  # to Python, true equals 1
-    return [value for place, value in enumerate(values) if alike[place] in alike[:place]]
+    seen: set[tuple[bool, Any]] = set()
+    twice = []
+    for value in values:
+        # To Python, true equals 1.
+        alike = type(value) is bool, value if isinstance(value, str | int | float) else repr(value)
+        twice += [value] if alike in seen else []
+        seen.add(alike)
+    return twice
 
 
 def _expect_apart(fixed: Changes, axes: Changes, cases: dict[str, Changes]) -> None:

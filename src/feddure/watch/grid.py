@@ -18,6 +18,7 @@ from feddure.watch.run import FAILED, FINISHED, RUNNING, STOPPED, Entry, changed
 
 _MOST_CELLS = 60
 _MOST_LABELS = 300  # cells that are named by what sets them apart
+_MOST_PLANNED = 2000  # cells whose experiments are made: each takes a millisecond, and the page waits for all
 
 
 class Grid:
@@ -80,8 +81,8 @@ class Grid:
         return _cell(RUNNING, note, round=noted.round, rounds=rounds, accuracy=accuracy, points=thinned(points))
 
     def _plan(self) -> tuple[dict[str, Experiment], int]:
-        """The experiments that a sweep's file names, and how many: the number alone where they start from a file that
-        lies elsewhere, or name code of a user's own, which is not run."""
+        """The experiments that a sweep's file names, and how many: the number alone where they are very many, start
+        from a file that lies elsewhere, or name code of a user's own, which is not run."""
         path = self._folder / sweep.SWEEP_FILE
         then = changed(path)
         if then != self._planned[0]:
@@ -89,7 +90,8 @@ class Grid:
             number = 0
             with suppress(FeddureError, OSError):
                 number = sweep.number_of_cells(path) if then else 0
-                found = {cell.hash: cell.experiment for cell in sweep.read(path).cells()} if then else {}
+                few = 0 < number <= _MOST_PLANNED
+                found = {cell.hash: cell.experiment for cell in sweep.read(path).cells()} if few else {}
             self._planned = then, found, number
         return self._planned[1:]
 
