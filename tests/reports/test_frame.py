@@ -139,7 +139,7 @@ def test_results_have_a_row_for_each_study_and_measured_cell(tmp_path):
     rows = table(tmp_path / "results.csv")
     assert tuple(rows[0]) == frame.RESULTS
     assert [(row["study"], row["config_hash"]) for row in rows] == [("study", first.hash), ("another", first.hash)]
-    assert [row["accuracy_last10"] for row in rows] == ["33.33"] * 2
+    assert [row["accuracy_last10"] for row in rows] == ["33.3333"] * 2
     (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
     with pytest.raises(RunError, match=r"results.csv: not a table of results .*move it away"):
         frame.write_results(tmp_path, frame.of_cells([first], store))

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -314,6 +315,32 @@ def test_the_tables(tmp_path):
     assert list(view.methods()["sent"]) == ["1.87 kB", "–"]
     assert list(view.methods()["time"]) == ["22 s", "44 s"]
     assert "mean of last 10 evaluations" in view.about_methods()
+
+
+def test_averaged_models_are_compared_with_averaged_ones(tmp_path):
+    found = []
+    for method, gain in (("fedavg-matched", 0.0), ("fedtutor", 0.1)):
+        for seed in (0, 1):
+            run = made_up(tmp_path, method, seed, [0.1, *[0.5] * 10], [4, 6])
+            for record in run.metrics:
+                record["test_ema"] = {"accuracy": 0.6 + gain + seed / 100}
+            found.append(run)
+    view = View(make_plan(["fedavg-matched", "fedtutor"], [0, 1]), found, {})
+    assert list(view.methods()["averaged"].map(str)) == ["60.5 ± 0.7", "70.5 ± 0.7"]
+    assert view.pairs()["averaged"][0] == "+10.0"
+    view.write_tables(tmp_path)
+    assert table(tmp_path / "comparison.csv")[1]["accuracy_ema_last10_mean"] == "70.5"
+    pairs = {row["evaluations"]: row["difference_mean"] for row in table(tmp_path / "paired.csv")}
+    assert (float(pairs["last10"]), float(pairs["ema_last10"])) == (0.0, pytest.approx(10.0))
+
+
+def test_options_that_only_one_method_has_are_said(tmp_path):
+    tuned = tiny.experiment({"method": "fedtutor", "fedtutor.calibrate": "both"})
+    found = [made_up(tmp_path, method, 0, [0.5], [4, 6]) for method in ("fedavg-matched", "fedtutor")]
+    found[1] = replace(found[1], experiment=tuned)
+    said = View(make_plan(["fedavg-matched", "fedtutor"], [0]), found, {}).about_methods()
+    assert "FedTutor has fedtutor.calibrate=both." in said
+    assert "Labels only has" not in said
 
 
 def test_another_metric_ranks_where_it_is_asked_for(tmp_path):

@@ -140,7 +140,8 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     console.print(f"\nreport  {folder / files.REPORT_FILE}")
     console.print(f"tables  {folder / files.TABLE_FILE}\n        {folder / files.PAIRED_FILE}")
     console.print(f"time    {duration(seconds)}")
-    undecided = not all(found.above or found.below for found in view.differences.values())
+    means = [found for (_, which), found in view.differences.items() if which == "last10"]
+    undecided = not all(found.above or found.below for found in means)
     if undecided and len(plan.seeds) < _MANY_SEEDS:
         further = ",".join(str(max(plan.seeds) + number) for number in (1, 2))
         console.print(f"seeds   more tell more: {resume_command(folder, plan, experiment)} --seeds {further}")

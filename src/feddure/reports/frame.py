@@ -28,12 +28,16 @@ from feddure.tracking.summary import VALIDATION, Scores, evaluations, signed, su
 
 CONFIDENCE = 0.95
 
-_OTHERS = tuple(f"{name}_{which}" for name in TITLES if name != "accuracy" for which in ("last", "last10", "ema"))
+EVALUATIONS = ("last10", "last", "ema_last10", "ema")
+"""The mean of the last ten and the last one, of the model itself and of its average over rounds."""
+
+_OTHERS = tuple(f"{name}_{which}" for name in TITLES if name != "accuracy" for which in EVALUATIONS)
 
 COLUMNS = (
     "study", "preset", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
-    "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "left_out",
-    "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed", *VALIDATION, "metric", *_OTHERS,
+    "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "accuracy_ema_last10",
+    "seconds", "left_out", "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed",
+    *VALIDATION, "metric", *_OTHERS,
 )  # fmt: skip
 """`local_steps` are those of a client in a round, `left_out` is the share of updates that were not finite, `curve` has
 (round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none.
@@ -42,12 +46,12 @@ best on validation images."""
 
 _SAME = 1e-10  # accuracies that differ by less differ by rounding
 
-_SHARES = ("accuracy_last", "accuracy_last10", "accuracy_ema", *VALIDATION, *_OTHERS)  # in per cent
+_SHARES = (*(f"accuracy_{which}" for which in EVALUATIONS), *VALIDATION, *_OTHERS)  # in per cent
 
 RESULTS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
-    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "seconds", "options", "config_hash", "commit",
-    "hardware", "versions", *VALIDATION, "metric", *_OTHERS,
+    "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "accuracy_ema_last10", "seconds", "options",
+    "config_hash", "commit", "hardware", "versions", *VALIDATION, "metric", *_OTHERS,
 )  # fmt: skip
 """Columns of results.csv."""
 
@@ -255,13 +259,13 @@ def write_results(folder: Path, rows: pd.DataFrame) -> None:
     found["commit"] = [about.get("commit") or "" for about in found["environment"]]
     found["hardware"] = [_hardware(about) for about in found["environment"]]
     found["versions"] = [_versions(about) for about in found["environment"]]
-    digits = {"local_steps": 2, "seconds": 1} | dict.fromkeys(_SHARES, 2)
+    digits = {"local_steps": 2, "seconds": 1} | dict.fromkeys(_SHARES, 4)
     found = found.round(digits)[list(RESULTS)].astype(object)
     if path.exists():
         try:
             before = pd.read_csv(path, dtype=str, keep_default_na=False)
             before = before.rename(columns={"accuracy_best": "test_best"})  # in files of an earlier version
-            absent = {name: "" for name in (*VALIDATION, *_OTHERS) if name not in before}
+            absent = {name: "" for name in (*_SHARES,) if name not in before}
             absent |= {"metric": "accuracy"} if "metric" not in before else {}
             before = before.assign(**absent)[list(RESULTS)]
         except (OSError, ValueError, KeyError) as problem:
@@ -307,7 +311,8 @@ def _scores(found: Mapping[str, Scores], metric: str) -> dict[str, Any]:
     """The columns of every metric, and of validation by the one that ranks."""
     row: dict[str, Any] = {"metric": metric}
     for name, one in found.items():
-        row |= {f"{name}_last": one.last, f"{name}_last10": one.last10, f"{name}_ema": one.ema_last}
+        values = (one.last10, one.last, one.ema_last10, one.ema_last)
+        row |= {f"{name}_{which}": value for which, value in zip(EVALUATIONS, values, strict=True)}
     row |= validation(found[metric])
     return {name: _per_cent(value) if name in _SHARES else value for name, value in row.items()}
 

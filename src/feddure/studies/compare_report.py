@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from feddure.methods import exchanges
+from feddure.methods import exchanges, make
 from feddure.methods import title as method_name
 from feddure.reports import figures, frame, style
 from feddure.reports.frame import Difference, mean_sd, signed
@@ -22,9 +22,6 @@ from feddure.studies.plan import PAIRED_FILE, REPORT_FILE, SITES_FILE, TABLE_FIL
 from feddure.tracking.metrics import TITLES
 from feddure.tracking.records import Run
 from feddure.tracking.summary import NOTHING, duration, number
-
-EVALUATIONS = ("last10", "last")
-"""The mean of the last ten evaluations, which comparisons use, and the last round."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class View:
     def differences(self) -> dict[tuple[str, str], Difference]:
         """How much better than the reference, by method and evaluations; none where the reference is not there."""
         found = {}
-        for method, which in itertools.product(self.plan.methods, EVALUATIONS):
+        for method, which in itertools.product(self.plan.methods, frame.EVALUATIONS):
             column = f"{self.metric}_{which}"
             ours, theirs = (frame.by_seed(self._of(name), column) for name in (method, self.plan.against))
             difference = frame.paired(ours, theirs)
@@ -65,6 +62,12 @@ class View:
         found = joining.Joining(self.sites, alone[0]) if alone else None
         return found if found and found.pairs else None
 
+    def _options(self, method: str) -> str:
+        """What a method's own options are where they are not its defaults: no other method has them."""
+        experiment = next(run.experiment for run in self.runs if run.experiment.method == method)
+        given = ((section, getattr(experiment, section, None) or {}) for section in make(experiment).sections())
+        return ", ".join(f"{section}.{key}={value}" for section, own in given for key, value in own.items())
+
     def _of(self, method: str) -> pd.DataFrame:
         return self.frame[self.frame["method"] == method]
 
@@ -72,6 +75,11 @@ class View:
     def validated(self) -> bool:
         """Whether runs have images set aside for validation."""
         return bool(self.frame["validation_last10"].notna().any())
+
+    @property
+    def averaged(self) -> bool:
+        """Whether there are models that are averaged over rounds."""
+        return bool(self.frame["accuracy_ema"].notna().any())
 
     def methods(self, own_mix: bool = False) -> pd.DataFrame:
         """The methods in the plan's order, as people read them; those that have failed are last.
@@ -91,6 +99,7 @@ class View:
                     "steps": number(own["local_steps"].mean(), 1),
                     last: mean_sd(own[f"{self.metric}_last"]),
                     **({frame.heading(self.metric, mean): mean_sd(own[f"{self.metric}_last10"])} if mean else {}),
+                    **({"averaged": mean_sd(own[f"{self.metric}_ema_last10"])} if self.averaged else {}),
                     **({"validation": mean_sd(own["validation_last10"])} if self.validated else {}),
                     **({"own mix": mean_sd(self._own_mix(method))} if own_mix else {}),
                     "sent": data_size(sent) if sent == sent else NOTHING,
@@ -118,13 +127,20 @@ class View:
         return own.groupby("seed")["own_mix"].mean()
 
     def pairs(self) -> pd.DataFrame:
-        """The differences over the last ten evaluations."""
+        """The differences over the last ten evaluations, and those of the averaged models."""
+        averaged = {method: str(found) for (method, which), found in self.differences.items() if which == "ema_last10"}
         lines = [
-            [method_name(method), signed(found.mean, 2), found.interval or NOTHING, found.verdict]
+            {
+                "method": method_name(method),
+                "difference": signed(found.mean, 2),
+                "95 % interval": found.interval or NOTHING,
+                "verdict": found.verdict,
+                **({"averaged": averaged.get(method, NOTHING)} if averaged else {}),
+            }
             for (method, which), found in self.differences.items()
             if which == "last10"
         ]
-        return pd.DataFrame(lines, columns=["method", "difference", "95 % interval", "verdict"])
+        return pd.DataFrame(lines)
 
     def about_methods(self) -> str:
         """What the columns of `methods` are, and why some have failed."""
@@ -134,8 +150,9 @@ class View:
         said = [
             f"Test {TITLES[self.metric]} in %{spread}: last round{also}. Steps: local "
             "ones per client and round. Sent: by server and clients in one run. Time: each run's own."
-            + f" Validation: on images that nobody trains on, as {mean or 'last'}."
-            * self.validated,
+            + f" Averaged: the model averaged over rounds, as {mean or 'last'}." * self.averaged
+            + f" Validation: on images that nobody trains on, as {mean or 'last'}." * self.validated,
+            *(f"{method_name(method)} has {own}." for method in self.plan.methods if (own := self._options(method))),
             *(f"{method_name(method)} failed: {problem.reason}." for method, problem in self.failed.items()),
         ]
         if self.plan.against in self.failed:
@@ -168,7 +185,8 @@ class View:
                 "local_steps_per_round": round(sum(sum(one.get("steps", ())) for one in records) / len(records), 6),
                 "local_steps_per_client_and_round": round(own["local_steps"].mean(), 6),
             }
-            columns = [f"{name}_{which}" for name in frame.metrics_of(self.frame) for which in reversed(EVALUATIONS)]
+            which = frame.EVALUATIONS if self.averaged else frame.EVALUATIONS[:2]
+            columns = [f"{name}_{one}" for name in frame.metrics_of(self.frame) for one in which]
             line |= frame.mean_and_sd(own, columns + ["validation_last10"] * self.validated)
             for name, digits in (("bytes_down", None), ("bytes_up", None), ("seconds", 2)):
                 line[name] = round(own[name].mean(), digits) if own[name].notna().all() else ""

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from feddure.errors import FeddureError, RunError
 from feddure.files import read_regular, write_whole
 from feddure.studies.grid.failures import Problem, writing
 from feddure.tracking import schema
-from feddure.tracking.summary import Scores
+from feddure.tracking.summary import LAST, Scores
 
 CELLS, OUTDATED, UNFINISHED = "cells.jsonl", "outdated.jsonl", "unfinished"
 OWN_CODE = "own_code"
@@ -93,7 +94,8 @@ class Measurement:
         if metric == "accuracy":
             found = {"last": self.accuracy_last, "last10": self.accuracy_last10, "ema_last": self.accuracy_ema}
             found |= {name: getattr(self, name) for name in ("validation_last10", "validation_ema", "validation_best")}
-            found |= {"best": self.accuracy_best}
+            averaged = [share for *_, share in self.curve[-LAST:] if share is not None]
+            found |= {"best": self.accuracy_best, "ema_last10": statistics.fmean(averaged) if averaged else None}
         return Scores(**{field.name: found.get(field.name) for field in dataclasses.fields(Scores)})
 
 
