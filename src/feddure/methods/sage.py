@@ -4,8 +4,8 @@ The local model p (on T_w(u), in training) and the received global model q (froz
 sure, the target mixes both classes, the more of the local one the closer their confidences c = max are; elsewhere it is
 the global model's class:
 
-    λ_i = exp(−(ln 2 / κ) |c_p − c_q|)
-    t_i = λ_i e(argmax p_i) + (1 − λ_i) e(argmax q_i)   where c_p ≥ τ,   else e(argmax q_i)
+    a_i = exp(−(ln 2 / κ) |c_p − c_q|)
+    t_i = a_i e(argmax p_i) + (1 − a_i) e(argmax q_i)   where c_p ≥ τ,   else e(argmax q_i)
     L = CE(y, f(x)) + λ mean_i 1[c_p ≥ τ or c_q ≥ τ] CE(t_i, f(T_s(u_i)))
 """
 
