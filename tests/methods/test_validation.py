@@ -8,6 +8,7 @@ import torch
 
 import feddure
 import tiny
+from feddure import methods
 from feddure.data.batches import Needs
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.fedavg import FedAvg
@@ -246,3 +247,16 @@ def test_a_round_that_cannot_fit_into_memory_is_refused_before_it(images, monkey
     monkeypatch.setattr(Engine, "free_memory", lambda engine: 2**33)
     with pytest.raises(ConfigError, match="labelled_batch"):
         tiny.federation(tiny.experiment(changes), images)
+
+
+def test_a_hook_that_is_misspelt_is_noted():
+    class Rare(feddure.Method):
+        def start_rond(self, client, received):
+            pass
+
+        def step(self, client, batch):
+            pass
+
+    feddure.register_method("rare", Rare)
+    with pytest.warns(FeddureWarning, match="nothing calls start_rond; did you mean start_round"):
+        methods.make(tiny.experiment(method="rare"))

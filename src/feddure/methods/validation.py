@@ -4,7 +4,9 @@ Each mistake is said in words, at the first moment that shows it: when the metho
 starts, or at the first step.
 """
 
+import difflib
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from feddure.data.batches import Needs
-from feddure.errors import ConfigError
+from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods.base import Client, Method, State
 
 
@@ -37,10 +39,15 @@ def check_method(method: Method, name: str) -> Method:
 
 
 def _check_hooks(method: Method, name: str) -> None:
-    """Refuse functions that cannot take what they are called with."""
-    for hook, base in vars(Method).items():
-        if hook.startswith("_") or not inspect.isfunction(base):
-            continue
+    """Refuse functions that cannot take what they are called with; note those that are nearly called as one."""
+    hooks = {hook: base for hook, base in vars(Method).items() if hook[0] != "_" and inspect.isfunction(base)}
+    for own_name, function in vars(type(method)).items():
+        close = difflib.get_close_matches(own_name, hooks, n=1, cutoff=0.88)
+        if inspect.isfunction(function) and own_name not in vars(Method) and close:
+            warnings.warn(
+                f"method '{name}': nothing calls {own_name}; did you mean {close[0]}?", FeddureWarning, stacklevel=2
+            )
+    for hook, base in hooks.items():
         wanted = [*inspect.signature(base).parameters][1:]
         own = inspect.signature(getattr(method, hook))
         try:
