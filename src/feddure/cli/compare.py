@@ -131,7 +131,10 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
 
     experiment = view.runs[0].experiment
     title = f"{experiment.dataset}, {experiment.partition.setting}"
-    Console().print("", table(title, view.methods(), view.about_methods(), numbers_from=1))
+    rows = view.methods()
+    same = [name for name in ("seeds", "rounds") if rows[name].nunique() == 1]  # a terminal is narrow
+    title += "".join(f", {rows[name][0]} {name if str(rows[name][0]) != '1' else name[:-1]}" for name in same)
+    Console().print("", table(title, rows.drop(columns=same), view.about_methods(), numbers_from=1))
     if len(view.pairs()):
         Console().print("", table(f"against {method_name(plan.against)}", view.pairs(), view.about_pairs()))
     console = plain_console()
