@@ -29,7 +29,7 @@ from feddure.reports.names import data_size
 from feddure.simulation import dp
 from feddure.studies.grid.store import Cell, Store
 from feddure.studies.paper.plan import printed
-from feddure.tracking.summary import LAST, signed
+from feddure.tracking.summary import signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -52,7 +52,7 @@ TABLE1, TABLE2 = (
 )
 RELEASED = "d with the released code's sign"
 HALF = "every pseudo label at half weight"
-LAST10, AVERAGED = "accuracy_last10", "averaged"
+LAST10, AVERAGED = "accuracy_last10", "accuracy_ema_last10"
 NOTHING = "–"
 DEMO = ("iid-iid", "dir-dir")
 DATASETS = ("cifar10", "fashion-mnist")
@@ -74,13 +74,12 @@ class _Measured(dict):
 
 @cache
 def runs(study: str) -> Runs:
-    """The cells of a study, a row a run; `averaged` is the averaged model's mean over the last ten evaluations."""
+    """The cells of a study, a row a run."""
     cells, measured = [], _Measured()
     for found in Store(RESULTS / study).measurements():
         cells.append(Cell(study, "", experiments.build(found.experiment)))
         measured[cells[-1].hash] = found
     rows = frame.of_cells(cells, measured)
-    rows[AVERAGED] = [_mean(averaged for *_, averaged in curve[-LAST:]) for curve in rows["curve"]]
     rows["best"] = [max(accuracy for _, accuracy, _ in curve) for curve in rows["curve"]]
     rows["gamma"] = [cell.experiment.partition.gamma for cell in cells]
     rows["labels"] = [100 * (cell.experiment.partition.label_fraction or 0.1) for cell in cells]

@@ -238,6 +238,12 @@ def test_the_demo_names_files_only_where_they_stay(tmp_path, monkeypatch, kept):
     assert ("--out" in said.splitlines()[0]) != kept
 
 
+def test_the_demo_refuses_a_mistyped_method_before_it_starts_anything(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'fedtutor'"):
+        run("demo", "--method", "fedtuttor", "--out", tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
+
+
 @pytest.mark.parametrize("attacker", [False, True])
 def test_the_demo_is_a_whole_federation(tmp_path, monkeypatch, attacker):
     """With stand-ins for its processes."""

@@ -128,8 +128,8 @@ def test_one_run_shows_its_numbers_and_pictures(single):
         assert single.says(text), text
     for card in ("40.0 % mean of all 3", "60.0 % round 6", "Averaged model 50.0 %", "54 MB", "Time 3.0 s"):
         assert single.says(card), card
-    # 23 of 33 by Wilson's formula, worked out by hand
-    assert single.says("The model to use 70.0 % averaged, round 6; 33 images, 95 % interval 52.7 to 82.6")
+    # 21 of 33, its confusion's diagonal, by Wilson's formula, worked out by hand
+    assert single.says("The model to use 70.0 % averaged, round 6; 33 images, 95 % interval 46.6 to 77.8")
     assert single.says("6 of 12")  # updates that were left out
     shown = " ".join(single.pictures)
     for picture in ("Test accuracy", "Test loss", "each class", "Confusion", "while training", "on each client"):

@@ -148,9 +148,18 @@ def test_the_table_of_a_run_lists_its_numbers():
 
 def test_the_table_of_a_run_opens_with_the_model_to_use_and_what_it_is_known_by():
     records = [record(2, 0.75)]
-    records[0]["test"]["confusion"] = [[8, 2], [1, 1]]
+    records[0]["test"]["confusion"] = [[8, 2], [1, 1]]  # 9 of 12
     console = pipe()
     console.print(summary_table(Run(Path("mine"), load("demo"), records, [], {}, {})))
     found = " ".join(written(console).split())
     assert re.search(r"the model to use 75\.0 %, round 2; 12 images, 95 % interval 46\.8 to 91\.1", found)
     assert "83.3 for always the same answer" in found
+
+
+def test_a_strangers_accuracy_and_test_set_of_nothing_are_no_error():
+    records = [record(2, 1.7)]
+    for confusion, known in (([[8, 2], [1, 1]], True), ([[0, 0], [0, 0]], False)):
+        records[0]["test"]["confusion"] = confusion
+        console = pipe()
+        console.print(summary_table(Run(Path("theirs"), load("demo"), records, [], {}, {})))
+        assert ("the model to use" in written(console)) == known

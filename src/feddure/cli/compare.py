@@ -147,4 +147,4 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     undecided = not all(found.above or found.below for found in means)
     if undecided and len(plan.seeds) < _MANY_SEEDS:
         further = ",".join(str(max(plan.seeds) + number) for number in (1, 2))
-        console.print(f"seeds   more tell more: {resume_command(folder, plan, experiment)} --seeds {further}")
+        console.print(f"seeds   add some: {resume_command(folder, plan, experiment)} --seeds {further}")

@@ -73,7 +73,9 @@ class FedTutor(WithTeacher):
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
         if self.options.contrast and self.options.on == "labelled":
-            raise ConfigError("fedtutor.contrast: it is about unlabelled images; set fedtutor.on=unlabelled or both")
+            raise ConfigError(
+                "fedtutor.contrast: it is about unlabelled images; set fedtutor.on=unlabelled or both, or contrast=0"
+            )
         if self.options.view == "weak":
             self.needs = Needs(weak=True)
 

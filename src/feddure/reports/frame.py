@@ -265,7 +265,7 @@ def write_results(folder: Path, rows: pd.DataFrame) -> None:
         try:
             before = pd.read_csv(path, dtype=str, keep_default_na=False)
             before = before.rename(columns={"accuracy_best": "test_best"})  # in files of an earlier version
-            absent = {name: "" for name in (*_SHARES,) if name not in before}
+            absent = {name: "" for name in ("accuracy_ema_last10", *VALIDATION, *_OTHERS) if name not in before}
             absent |= {"metric": "accuracy"} if "metric" not in before else {}
             before = before.assign(**absent)[list(RESULTS)]
         except (OSError, ValueError, KeyError) as problem:

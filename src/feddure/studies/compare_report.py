@@ -202,7 +202,7 @@ class View:
         ]
         frame.write_csv(folder / PAIRED_FILE, pd.DataFrame(pairs, columns=[*columns, "verdict"]))
         if len(self.sites):
-            frame.write_csv(folder / SITES_FILE, self.sites.round(4))
+            frame.write_csv(folder / SITES_FILE, self.sites.drop(columns=["rise", "rise_error"]).round(4))
 
 
 def write(folder: Path, view: View) -> Path:

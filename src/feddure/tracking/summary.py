@@ -216,10 +216,12 @@ def model_to_use(run: Run, found: Summary) -> tuple[float, str] | None:
     if value is None or not confusion or not methods.exchanges(run.experiment.method):
         return None
     of_classes = [sum(row) for row in confusion]
-    total, most = sum(of_classes), max(of_classes)
+    total, most, right = sum(of_classes), max(of_classes), sum(row[place] for place, row in enumerate(confusion))
+    if not total:
+        return None
     note = f"{'averaged, ' if averaged else ''}round {evaluated[-1]['round']}; {total:,} images"
     if found.metric == "accuracy":
-        low, high = binomtest(round(value * total), total).proportion_ci(method="wilson")
+        low, high = binomtest(right, total).proportion_ci(method="wilson")
         note += f", 95 % interval {100 * low:.1f} to {100 * high:.1f}"
         if most * len(of_classes) > 1.2 * total:
             note += f"; {100 * most / total:.1f} for always the same answer"

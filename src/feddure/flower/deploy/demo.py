@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from feddure import data, rng
+from feddure import data, experiments, methods, rng
 from feddure.data.sources.fashion import MEAN, STD
 from feddure.errors import ConfigError, RunError
 from feddure.flower.app import audit
@@ -74,6 +74,7 @@ def demonstrate(
 
     With an attacker one of the sites poisons its updates, in a run without defences and in one with them.
     """
+    methods.make(experiments.load("demo", changes={"method": method}))  # a mistake is said before servers start
     began = time.monotonic()
     with _folder(out) as root:
         if out is None:
