@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from common import finish, noise_images, seconds, spread
-from together_lanes import use
 
 from feddure import experiments
 from feddure.data import partition
@@ -34,8 +33,6 @@ def measure(preset: str, method: str, rounds: str, dataset: Dataset, options: ar
     experiment = experiments.load(preset, changes=changes, sets=options.sets)
     shares = partition.make(dataset, experiment.partition, experiment.partition_seed)
     engine, began = Engine(experiment.engine), time.perf_counter()
-    if options.together:
-        use(engine)
     Federation(experiment, dataset, shares, engine).prepare()
     built = time.perf_counter() - began
     every = [Federation(experiment, dataset, shares, engine) for _ in range(options.repeats + 1)]
@@ -53,7 +50,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="PRESET:METHOD:ROUNDS")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--together", action="store_true", help="all clients of a round in one wide lane")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
