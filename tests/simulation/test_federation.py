@@ -1,6 +1,8 @@
 """Rounds in rough weather: updates that are not finite, clients with nothing, images nobody knows."""
 
+import collections
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
-from feddure.simulation.federation import Federation, run
+from feddure.simulation.federation import Federation, Trained, run
 from feddure.simulation.lanes import Lanes, Stopped
 from feddure.tracking.observer import Observer
 
@@ -315,8 +317,8 @@ class Witness(Observer):
         self.models.append(federation.server.state["theta"].clone())
 
 
-def watched(images, overlaps, witness, stop=lambda: False):
-    changes = {"method": "feddure", "feddure.f_reg_memory": "client", "rounds": 4, "evaluate_every": 2}
+def watched(images, overlaps, witness, stop=lambda: False, changes=None):
+    changes = changes or {"method": "feddure", "feddure.f_reg_memory": "client", "rounds": 4, "evaluate_every": 2}
     federation = tiny.federation(tiny.experiment(changes), images)
     federation.engine.lanes.overlaps = overlaps
     run(federation, [witness], stop)
@@ -352,20 +354,80 @@ def test_an_observer_that_fails_while_clients_train_ends_the_run_and_is_asked_on
 
 def test_a_round_whose_record_finds_no_memory_is_told_all_the_same(images, monkeypatch):
     """On a GPU what was found is gathered while the next clients train, and they are tried again with fewer lanes."""
-    begin, short = Federation.start_round, iter([True])
+    record, short = Trained.record, iter([True])
 
-    def start_round(federation, meanwhile):
-        record = begin(federation, meanwhile)
+    def once_short(trained):
+        if next(short, False):
+            raise torch.cuda.OutOfMemoryError
+        return record(trained)
 
-        def once_short():
-            if next(short, False):
-                raise torch.cuda.OutOfMemoryError
-            return record()
-
-        return once_short
-
-    monkeypatch.setattr(Federation, "start_round", start_round)
+    monkeypatch.setattr(Trained, "record", once_short)
     monkeypatch.setattr(Lanes, "fewer", lambda lanes: True)
     witness = Witness()
     watched(images, True, witness)
     assert witness.rounds == [1, 2, 3, 4]
+
+
+BELIEVED = {"method": "fedtutor", "rounds": 6, "evaluate_every": 2}
+"""The server keeps nothing of a client, so that on a GPU rounds do not wait for each other."""
+
+
+def expect_the_same_as_one_after_the_other(images):
+    one, other = Witness(), Witness()
+    expected = watched(images, False, one, changes=BELIEVED)
+    found = watched(images, True, other, changes=BELIEVED)
+    assert found.server.can_believe
+    assert other.rounds == [1, 2, 3, 4, 5, 6]
+    assert json.dumps(one.told) == json.dumps(other.told)
+    for mine, theirs in zip(other.models, one.models, strict=True):
+        assert torch.equal(mine, theirs)
+    tiny.assert_near(found.server.state, expected.server.state)
+    tiny.assert_near(dict(enumerate(found.server.averaged)), dict(enumerate(expected.server.averaged)))
+    return one
+
+
+@pytest.mark.parametrize("late", [0, 1, 9])
+def test_rounds_that_wait_for_their_evaluation_are_told_with_their_own_model(images, monkeypatch, late):
+    """As on a GPU, where an evaluation goes on while further rounds train."""
+    asked = collections.Counter()
+
+    def ready(trained):
+        asked[trained] += 1
+        return asked[trained] > late
+
+    monkeypatch.setattr(Trained, "ready", ready)
+    expect_the_same_as_one_after_the_other(images)
+
+
+@pytest.mark.parametrize("bad", [{1}, {3}, {2, 3}, {6}])
+def test_updates_that_were_believed_and_are_not_finite_are_left_out_all_the_same(images, monkeypatch, bad):
+    answer = Federation._answer
+
+    def poisoned(federation, task, result):
+        found = answer(federation, task, result)
+        number, client = task.key[1:]
+        if number not in bad or client != federation.server.sample(number)[1]:
+            return found
+        return replace(found, upload=found.upload | {"theta": torch.full_like(found.upload["theta"], torch.nan)})
+
+    monkeypatch.setattr(Federation, "_answer", poisoned)
+    with pytest.warns(FeddureWarning, match="left out were updates"):
+        witness = expect_the_same_as_one_after_the_other(images)
+    assert {record["round"] for record in witness.told if record["left_out"]} == bad
+
+
+def test_a_believed_round_is_settled_also_when_the_next_one_is_stopped(images, monkeypatch):
+    answer, steps = Federation._answer, iter(range(10**6))
+    monkeypatch.setattr(
+        Federation,
+        "_answer",
+        lambda self, task, result: replace(
+            answer(self, task, result), upload={k: v * torch.nan for k, v in result.upload.items()}
+        ),
+    )
+    witness, per_round = Witness(), tiny.experiment(BELIEVED).clients_per_round * 2
+    with pytest.raises(Stopped), pytest.warns(FeddureWarning, match="left out were updates"):
+        watched(images, True, witness, lambda: next(steps) > per_round, BELIEVED)
+    assert witness.rounds
+    assert all(model.isfinite().all() for model in witness.models)
+    assert all(len(record["left_out"]) == len(record["clients"]) for record in witness.told)

@@ -294,7 +294,8 @@ def weighted_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
     result = {}
     for name in uploads[0]:
         stacked = torch.stack([upload[name] for upload in uploads])
-        shares = torch.tensor([w / total for w in weights], dtype=stacked.dtype, device=stacked.device)
+        shares = torch.tensor([w / total for w in weights], dtype=stacked.dtype, pin_memory=stacked.is_cuda)
+        shares = shares.to(stacked.device, non_blocking=True)  # or it would wait for the clients' training
         result[name] = (shares.view(-1, *[1] * (stacked.dim() - 1)) * stacked).sum(0)
     return result
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from feddure import methods
 from feddure.config import EngineOptions, Experiment
@@ -67,15 +68,34 @@ class Engine:
         """Train all tasks; with fewer lanes if the memory does not suffice. On a GPU, `meanwhile` is called then."""
         return self._in_memory(lambda: self.lanes.run(tasks, meanwhile))
 
-    def aside(self, work: Callable[[], Found]) -> tuple[Found, Callable[[], None]]:
-        """Do what nothing on the device waits for, on a stream of its own; and what waits until it is done."""
+    def aside(self, work: Callable[[], Found]) -> tuple[Found, torch.cuda.Event | None]:
+        """Do what nothing on the device waits for, on a stream of its own; and what tells when it is done there."""
         if self.device.type != "cuda":
-            return work(), lambda: None
+            return work(), None
         if self._aside is None:
             self._aside = torch.cuda.Stream()
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
-            return self._in_memory(work), torch.cuda.current_stream().record_event().synchronize
+            return self._in_memory(work), torch.cuda.current_stream().record_event()
+
+    def later(self, found: Tensor) -> Callable[[], Tensor]:
+        """A small tensor on the host, for which nobody waits before it is asked for."""
+        if self.device.type != "cuda":
+            return lambda: found
+        host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        host.copy_(found, non_blocking=True)
+        copied = torch.cuda.current_stream().record_event()
+
+        def wait() -> Tensor:
+            copied.synchronize()
+            return host
+
+        return wait
+
+    def finish(self) -> None:
+        """Wait for all that the device has been told to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def prepare(self, tasks: list[Task]) -> None:
         """Compile and capture what these tasks will need, before any clock runs."""

@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -30,6 +31,9 @@ STATISTICS_IMAGES = 2000
 
 PROBED_TEST_IMAGES = 2000
 """Test images at most on which every client's model is looked at."""
+
+_MOST_WAITING = 4
+"""Rounds that nobody is told of yet, as their evaluation goes on beside later ones."""
 
 _Work = tuple[Assignment, Batch, Tensor]
 """What a client is to do in a round, its images, and how many of each class are labelled."""
@@ -62,6 +66,7 @@ class Federation:
         self.engine = engine
         self.images = engine.images(dataset)
         self._ahead: tuple[int, list[_Work]] | None = None  # a round that was prepared while another trained
+        self._last: Trained | None = None
         self._bytes = self._expect_memory([self._plan(assignment) for assignment in self.server.assignments()])
 
     @property
@@ -85,39 +90,42 @@ class Federation:
         """Compile and capture what rounds and evaluations need, before any clock runs."""
         self.engine.prepare(self.tasks())
         if self.engine.compiles:
-            self.engine.aside(self.server.start_test)[1]()
+            self.engine.aside(self.server.start_test)
+            self.engine.finish()
 
     def train_round(self) -> dict:
         """One round: train its clients, aggregate what they send, evaluate where due; returns its record."""
-        return self.start_round()()
+        return self.start_round().record()
 
-    def start_round(self, meanwhile: Callable[[], None] = lambda: None) -> Callable[[], dict]:
-        """One round up to its aggregation; what is returned waits for its evaluation and makes its record.
+    def start_round(self, meanwhile: Callable[[], None] = lambda: None, believing: bool = False) -> "Trained":
+        """One round up to its aggregation.
 
         On a GPU the next round's images are made and `meanwhile` is called while this one's clients train, and the
-        evaluation goes on beside whatever comes next.
+        evaluation goes on beside whatever comes next. Where it may be `believing`, nothing waits for the clients
+        either: only during the next round, or by `settle`, it is seen whether their updates could be used.
         """
 
         def beside() -> None:
+            if self.settle():
+                raise _OtherModel
             self._prepare_ahead()
             meanwhile()
 
-        tasks = self.tasks()
-        results = self.engine.run(tasks, beside)
+        try:
+            tasks = self.tasks()
+            results = self.engine.run(tasks, beside)
+        except _OtherModel:
+            tasks = self.tasks()
+            results = self.engine.run(tasks, beside)
         every = self.experiment.probe_every
         due = every and (self.round + 1) % every == 0
         probe = self.server.program.attempt(lambda: self._probe(tasks, results)) if due else {}
-        trained = self._aggregate(tasks, results)
-        if probe:
-            probe["test_aggregated"] = self._test_accuracy(self.server.method.global_model(self.server.state))
-        tested, wait = self.engine.aside(lambda: self.server.start_test() if self.server.due() else {})
+        self._last = Trained(self, tasks, results, probe, believing and self.server.can_believe)
+        return self._last
 
-        def record() -> dict:
-            found = trained() | ({"probe": probe} if probe else {})
-            wait()
-            return found | self.server.read_test(tested)
-
-        return record
+    def settle(self) -> bool:
+        """Look at what the last round believed; returns whether it had to be aggregated anew."""
+        return self._last is not None and self._last.settle()
 
     def tasks(self) -> list[Task]:
         """The next round's work."""
@@ -159,12 +167,20 @@ class Federation:
 
     def finish_round(self, tasks: Sequence[Task], results: Sequence[Result]) -> dict:
         """Aggregate a round's results; returns its record."""
-        return self._aggregate(tasks, results)()
+        return self.aggregate(tasks, results)[0]()
 
-    def _aggregate(self, tasks: Sequence[Task], results: Sequence[Result]) -> Callable[[], dict]:
-        """Aggregate a round's results; what is returned makes its record, for which nobody has to wait."""
+    def aggregate(
+        self, tasks: Sequence[Task], results: Sequence[Result], believing: bool = False
+    ) -> tuple[Callable[[], dict], Callable[[], bool] | None]:
+        """Aggregate a round's results; what is returned makes its record, and says whether believing them was right."""
         pairs = list(zip(tasks, results, strict=True))
-        record, left_out = self.server.finish_round([self._answer(task, result) for task, result in pairs])
+        answers = [self._answer(task, result) for task, result in pairs]
+        left_out: dict[int, str] = {}
+        right = None
+        if believing:
+            record, right = self.server.believe(answers)
+        else:
+            record, left_out = self.server.finish_round(answers)
         if left_out:
             who = {why: sorted(c for c in left_out if left_out[c] == why) for why in sorted(set(left_out.values()))}
             told = "; ".join(f"{why}, of clients {clients}" for why, clients in who.items())
@@ -182,7 +198,7 @@ class Federation:
             diagnostics = diagnose(records, [truth.cpu().numpy() for _, truth in recorded], len(self.dataset.classes))
             return record | {"train": _means(records)} | ({"diagnostics": diagnostics} if diagnostics else {})
 
-        return finished
+        return finished, right
 
     def _expect_memory(self, plans: Sequence[BatchPlan]) -> int:
         """Refuse a round whose images, which are made together, cannot fit; returns about how many bytes they take."""
@@ -244,12 +260,13 @@ class Federation:
             labellers["averaged"] = [(server.averaged[0], server.averaged[1])] * len(own)
         views, truths = ([getattr(b, name).flatten(0, 1) for b in batches] for name in ("weak", "truth"))
         labels = probe_labels(network, labellers, views, truths)
-        tests = {"test_received": self._test_accuracy(received)}
-        tests["test_clients"] = float(np.mean([self._test_accuracy(model) for model in own.values()]))
+        tests = {"test_received": self.test_accuracy(received)}
+        tests["test_clients"] = float(np.mean([self.test_accuracy(model) for model in own.values()]))
         return labels | probe_drift(received[0], [theta for theta, _ in own.values()]) | tests
 
-    def _test_accuracy(self, model: Model) -> float:
-        """On some of the test images, evenly taken."""
+    def test_accuracy(self, model: Model | None = None) -> float:
+        """Of a model, or the global one, on some of the test images, evenly taken."""
+        model = model or self.server.method.global_model(self.server.state)
         every = max(1, -(-len(self.images.test_labels) // PROBED_TEST_IMAGES))
         pixels, labels = augment.plain(self.images.test_images[::every], self.images.normalise), self.images.test_labels
         logits = self.server.program.network.evaluate_many(*model, pixels)
@@ -268,32 +285,84 @@ class Federation:
         return self.server.program.network.measure_statistics(theta, statistics, list(images.split(250)))
 
 
+class Trained:
+    """A round whose clients have trained: aggregated, and evaluated where due."""
+
+    def __init__(
+        self, federation: Federation, tasks: Sequence[Task], results: Sequence[Result], probe: dict, believing: bool
+    ):
+        self._federation = federation
+        self._work: tuple[Sequence[Task], Sequence[Result]] = tasks, results
+        self._probe = probe
+        self._before = federation.server.moment
+        self._aggregate(believing)
+
+    def _aggregate(self, believing: bool) -> None:
+        server = self._federation.server
+        self._record, self._right = self._federation.aggregate(*self._work, believing)
+        if self._probe:
+            self._probe["test_aggregated"] = self._federation.test_accuracy()
+        self._tested, self._done = self._federation.engine.aside(lambda: server.start_test() if server.due() else {})
+        self.moment = server.moment
+        """The server after this round."""
+        if self._right is None:
+            self._work = (), ()  # it takes much memory
+
+    def settle(self) -> bool:
+        """Look at the answers that were believed; where one is to be left out, do without it and return True."""
+        if self._right is None or self._right():
+            self._right, self._work = None, ((), ())
+            return False
+        self._federation.engine.finish()
+        self._federation.server.moment = self._before
+        self._aggregate(believing=False)
+        return True
+
+    def ready(self) -> bool:
+        """Whether its evaluation is done."""
+        return self._done is None or self._done.query()
+
+    def record(self) -> dict:
+        """Its record; waits for its evaluation."""
+        found = self._record() | ({"probe": self._probe} if self._probe else {})
+        if self._done is not None:
+            self._done.synchronize()
+        return found | self._federation.server.read_test(self._tested)
+
+
+class _OtherModel(Exception):
+    """A round has begun from a model that is another one now."""
+
+
 def run(federation: Federation, observers: Sequence[Observer] = (), stop: Callable[[], bool] = lambda: False) -> None:
     """All rounds that are left; where `stop` says so the round under way is dropped and `Stopped` raised."""
-    lanes = federation.engine.lanes
+    lanes, server = federation.engine.lanes, federation.server
     before, lanes.stop = lanes.stop, stop
-    pending: list[tuple[Callable[[], dict], float]] = []  # the last round, until it has been told
+    waiting: deque[tuple[Trained, float]] = deque()  # rounds, until they have been told, and their seconds
     began = time.perf_counter()
 
-    def tell() -> None:
-        while pending:
-            record, seconds = pending[0]
-            found = record()  # where memory runs out here, the lanes' work is tried again and this with it
-            pending.pop()
-            for observer in observers:
-                observer.round_done(federation, found, seconds)
+    def tell(waits: int = 0) -> None:
+        """Tell of rounds in their order; so many may wait for their evaluation."""
+        while waiting and (len(waiting) > waits or waiting[0][0].ready()):
+            trained, seconds = waiting[0]
+            record = trained.record()  # where memory runs out here, the lanes' work is tried again and this with it
+            waiting.popleft()
+            with server.at(trained.moment):
+                for observer in observers:
+                    observer.round_done(federation, record, seconds)
 
     try:
         while not federation.finished:
-            record = federation.start_round(meanwhile=tell)
+            trained = federation.start_round(lambda: tell(_MOST_WAITING * server.can_believe), lanes.overlaps)
             ended = time.perf_counter()
-            pending.append((record, ended - began))
+            waiting.append((trained, ended - began))
             began = ended
             if not lanes.overlaps:
                 tell()
                 began = time.perf_counter()
     finally:
         lanes.stop = before
+        federation.settle()
         tell()
 
 

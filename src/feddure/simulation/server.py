@@ -5,7 +5,8 @@ how many images a client has, never the images. Its optimisers are those of Redd
 model is Polyak's.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,16 @@ class Answer:
     received: Mapping[str, Tensor]
     upload: State
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A server between two rounds; what a round changes of it is made anew, so that it stays as it was."""
+
+    round: int
+    state: State
+    moments: dict[str, Tensor]
+    averaged: list[Tensor]
 
 
 class Server:
@@ -163,7 +174,6 @@ class Server:
         """Make the next global model of a round's answers; returns its record and why clients were left out."""
         self.round += 1
         problems = self._problems(answers)
-        communication = self._communication(answers)
         used = [answer for answer in answers if answer.client not in problems]
         used, suspicious = self._defend(used)
         found = self._aggregate(used)
@@ -173,24 +183,45 @@ class Server:
             if found is None:
                 guilty, found = {answer.client for answer in used}, (self.state, self.moments)
             problems |= dict.fromkeys(sorted(guilty), "the update makes the model not finite")
-        state, self.moments = found
-        self.state = {name: tensor if self._kept_of(name) is None else tensor.cpu() for name, tensor in state.items()}
         for answer in used:
             self.files.pop(answer.client, None)
-        if self.decay is not None:
-            model = self.method.global_model(self.state)
-            decay = corrected_decay(self.decay, self.round)
-            self.averaged = [average(decay, a, c) for a, c in zip(self.averaged, model, strict=True)]
-        record = {
-            "round": self.round,
-            "clients": [answer.client for answer in answers],
-            "steps": [answer.steps for answer in answers],
-            "left_out": sorted(problems),
-            "communication": communication,
-        }
-        if self.experiment.server.dp_clip is not None:
-            record["privacy"] = self._privacy()
+        record = self._conclude(answers, *found) | {"left_out": sorted(problems)}
         return record | ({"suspicious": suspicious} if suspicious else {}), problems
+
+    @property
+    def can_believe(self) -> bool:
+        """Whether a round can end before anybody has looked at its answers: nothing is kept of clients, or compared."""
+        options, method = self.experiment.server, self.method
+        defends = options.robust != "none" or options.norm_bound is not None or options.dp_clip is not None
+        return not (defends or method.keeps or method.memory)
+
+    def believe(self, answers: Sequence[Answer]) -> tuple[dict, Callable[[], bool]]:
+        """`finish_round` that does not wait for the device; and what does, and says whether every answer was right.
+
+        If one was not, put the server back to the `moment` before and call `finish_round`.
+        """
+        self.round += 1
+        state, moments = self._made(answers)
+        right = torch.stack([*self._flags(answers), self._finite_after(state, moments).expand(2)]).all()
+        look = self.engine.later(right)
+        return self._conclude(answers, state, moments), lambda: bool(look())
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.round, self.state, self.moments, self.averaged)
+
+    @moment.setter
+    def moment(self, found: Moment) -> None:
+        self.round, self.state, self.moments, self.averaged = found.round, found.state, found.moments, found.averaged
+
+    @contextmanager
+    def at(self, moment: Moment) -> Iterator[None]:
+        """While this holds, the server is as it was then."""
+        now, self.moment = self.moment, moment
+        try:
+            yield
+        finally:
+            self.moment = now
 
     # --- what is kept of each client -----------------------------------------------------------------
     def remember(self, client: int, memory: State) -> None:
@@ -308,6 +339,11 @@ class Server:
 
     def _aggregate(self, used: Sequence[Answer]) -> tuple[State, State] | None:
         """The next state and moments from these answers; None where they would not be finite."""
+        state, moments = self._made(used)
+        return (state, moments) if bool(self._finite_after(state, moments)) else None
+
+    def _made(self, used: Sequence[Answer]) -> tuple[State, State]:
+        """The next state and moments from these answers, whatever they are."""
         before, options = self.state["theta"], self.experiment.server
         if options.dp_clip is not None:  # also of nobody: silence would tell that
             thetas, key = [answer.upload["theta"] for answer in used], (self.experiment.seed, self.round)
@@ -325,17 +361,34 @@ class Server:
             return self.state, self.moments
         state = check_state(made, self.experiment.method, "aggregate")
         state["theta"], moments = optimise(self.experiment.server, before, state["theta"], self.moments)
+        return state, moments
+
+    def _finite_after(self, state: State, moments: State) -> Tensor:
+        """Whether all that is new in a state is finite, still on the device."""
         new = [tensor for name, tensor in state.items() if tensor is not self.state.get(name)]
-        return (state, moments) if bool(_finite([*new, *moments.values()])) else None
+        return _finite([*new, *moments.values()]).to(self.program.network.device)
+
+    def _conclude(self, answers: Sequence[Answer], state: State, moments: State) -> dict:
+        """Take the next state over, and average it; returns what a record has of a round at the server."""
+        record = {
+            "round": self.round,
+            "clients": [answer.client for answer in answers],
+            "steps": [answer.steps for answer in answers],
+            "left_out": [],
+            "communication": self._communication(answers),
+        }
+        self.moments = moments
+        self.state = {name: tensor if self._kept_of(name) is None else tensor.cpu() for name, tensor in state.items()}
+        if self.decay is not None:
+            model = self.method.global_model(self.state)
+            decay = corrected_decay(self.decay, self.round)
+            self.averaged = [average(decay, a, c) for a, c in zip(self.averaged, model, strict=True)]
+        return record | ({"privacy": self._privacy()} if self.experiment.server.dp_clip is not None else {})
 
     def _problems(self, answers: Sequence[Answer]) -> dict[int, str]:
         """Why updates must not be used, by client; one copy from the device for all."""
         arrived = [answer for answer in answers if not answer.problem]
-        variances, flags = self.program.network.variances, []
-        for answer in arrived:
-            statistics = answer.upload.get("statistics", variances[:0])
-            below = (statistics < 0) & variances if statistics.shape == variances.shape else variances[:0]
-            flags.append(torch.stack([_finite(answer.upload.values()).to(below.device), ~below.any()]))
+        flags = self._flags(arrived)
         problems = {answer.client: answer.problem for answer in answers if answer.problem}
         for answer, (finite, possible) in zip(arrived, torch.stack(flags).tolist() if flags else [], strict=True):
             if not finite:
@@ -343,6 +396,15 @@ class Server:
             elif not possible:  # its root would make the model's every output not a number
                 problems[answer.client] = "a batch-norm variance is below zero"
         return problems
+
+    def _flags(self, answers: Sequence[Answer]) -> list[Tensor]:
+        """For each update whether it is finite, and whether no variance is below zero; still on the device."""
+        variances, flags = self.program.network.variances, []
+        for answer in answers:
+            statistics = answer.upload.get("statistics", variances[:0])
+            below = (statistics < 0) & variances if statistics.shape == variances.shape else variances[:0]
+            flags.append(torch.stack([_finite(answer.upload.values()).to(below.device), ~below.any()]))
+        return flags
 
     def weights(self, clients: Sequence[int]) -> list[float]:
         """How much each of these clients counts in the mean of their updates."""
