@@ -2,15 +2,18 @@
 
     python benchmarks/rounds.py aaai24:fedavg-matched:100 aaai24-fine:feddure:15 --json results/rounds.json
 
-Each case is PRESET:METHOD:ROUNDS, on noise of CIFAR-10's size. Compilation and capture are reported apart. ProxyFL
-spreads its server's tuning over all rounds: `cvpr25:proxyfl:5 --set proxyfl.tuning_epochs=500` has the preset's share.
+Each case is PRESET:METHOD:ROUNDS, on noise of CIFAR-10's size. Compilation and capture are reported apart; `memory_mb`
+is what PyTorch took of a GPU at most, with images and captured graphs. ProxyFL spreads its server's tuning over all
+rounds: `cvpr25:proxyfl:5 --set proxyfl.tuning_epochs=500` has the preset's share.
 """
 
 import argparse
+import gc
 import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from common import finish, noise_images, seconds, spread
 
 from feddure import experiments
@@ -32,18 +35,36 @@ def measure(preset: str, method: str, rounds: str, dataset: Dataset, options: ar
     changes = {"method": method, "rounds": int(rounds), "server.ema": 0.9}
     experiment = experiments.load(preset, changes=changes, sets=options.sets)
     shares = partition.make(dataset, experiment.partition, experiment.partition_seed)
+    held = _reset_memory()
     engine, began = Engine(experiment.engine), time.perf_counter()
     Federation(experiment, dataset, shares, engine).prepare()
     built = time.perf_counter() - began
     every = [Federation(experiment, dataset, shares, engine) for _ in range(options.repeats + 1)]
     found = seconds(lambda: run(every.pop()), options.repeats, warm_up=1)
+    memory = {"memory_mb": (torch.cuda.max_memory_reserved() - held) / 1e6} if torch.cuda.is_available() else {}
+    engine.release()  # the next case begins with what this one began with
     return {
         "preset": preset,
         "method": method,
         "ms_per_round": spread(found, 1000 / experiment.rounds),
         "prepare_s": built,
         "precision": engine.precision,
+        **memory,
     }
+
+
+def _reset_memory() -> int:
+    """Forget the peak so far; bytes that are held already.
+
+    Counted is what is reserved: a replayed graph works in memory of its own, which counts as allocated only while it is
+    captured.
+    """
+    gc.collect()
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
 
 
 def parse() -> argparse.Namespace:

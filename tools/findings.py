@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,8 @@ def named(settings: Iterable[str]) -> dict[str, str]:
 
 def seeds(rows: Runs) -> str:
     found = sorted(set(rows["seed"]))
+    if not found:
+        return "no seed"
     return f"seed {found[0]}" if len(found) == 1 else f"seeds {found[0]} to {found[-1]}"
 
 
@@ -217,11 +220,15 @@ def gains() -> str:
 
 
 def scarce() -> str:
-    every, lines = pick(runs("scarce-labels"), labels=2.0), []
-    for setting in SETTINGS[1:]:
-        ours, theirs = (pick(every, setting=setting, method=m) for m in ("fedtutor", "fedavg-matched"))
-        lines.append((setting.upper(), both(theirs), both(ours), gain(ours, theirs), gain(ours, theirs, AVERAGED)))
-    return table(("2 % labels", "labels only", "FedTutor", "last ten", "averaged"), lines)
+    """By the share of labels with 5 steps; a rival is compared on the seeds that it has."""
+    every, lines = pd.concat([runs("scarce-labels"), runs("few-steps")]), []
+    for labels, setting in product((2.0, 10.0), SETTINGS[1:]):
+        here = pick(every, labels=labels, setting=setting)
+        ours, theirs, *others = (pick(here, method=m) for m in ("fedtutor", *list(METHODS)[:3]))
+        beyond = (gain(ours, rival) for rival in (theirs, *others))
+        lines.append((f"{labels:g} %, {setting.upper()}", both(theirs), both(ours), *beyond))
+    rivals = [f"− {METHODS[method]}" for method in list(METHODS)[:3]]
+    return table(("labels", "labels only", "FedTutor", *rivals), lines)
 
 
 def labellers() -> str:
@@ -240,13 +247,11 @@ def labellers() -> str:
 
 CONTROLS = (
     "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
-    "labels only, FedProx 1", "labels only, 300 rounds", "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u",
-    "true labels on u",
+    "own model, soft", "averaged model, hard 0.95", "Fashion-MNIST as u, FedTutor", "labels only, 300 rounds",
+    "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u", "true labels on u",
 )  # fmt: skip
 
 CONTROLS_DEMO = (
-    "FedTutor",
-    "FedTutor, weak view",
     "half the clients without labels, FedTutor",
     "half without labels, all take part, FedTutor, weight by labels",
 )
@@ -334,15 +339,20 @@ def price() -> str:
     def seconds(rows: Runs) -> pd.Series:
         return rows.set_index(["setting", "seed"])["seconds"]
 
+    used = performance.memory("price")
     lines = []
     for method, name in METHODS.items():
         study = "tutor" if method == "feddure" else "controls"  # times compare within a command alone
-        ours, fixmatch = (pick(runs(study), method=m) for m in (method, "fedavg-fixmatch"))
-        ours = pick(ours, case=name) if study == "controls" else ours
+        ours, fixmatch = (
+            pick(runs(study), method=m, case=METHODS[m] if study == "controls" else "")
+            for m in (method, "fedavg-fixmatch")
+        )
         sizes = [_mean(ours[f"bytes_{way}"] / ours["rounds"] / ours["clients_per_round"]) for way in ("down", "up")]
         times = _mean(seconds(ours) / seconds(fixmatch))
-        lines.append((name, *(data_size(size or 0) for size in sizes), f"{times:.2f}"))
-    return table(("a client and round", "down", "up", "time, FixMatch = 1"), lines)
+        memory = [f"{used[method] / 1000:.1f} GB" if method in used else NOTHING] * bool(used)
+        lines.append((name, *(data_size(size or 0) for size in sizes), f"{times:.2f}", *memory))
+    head = ["a client and round", "down", "up", "time, FixMatch = 1", *["GPU memory"] * bool(used)]
+    return table(head, lines)
 
 
 def privacy() -> str:
@@ -414,7 +424,8 @@ def averaging() -> str:
         found = _mean(rows[AVERAGED] - rows[LAST10])
         return NOTHING if found is None else signed(found)
 
-    columns = {"5 steps": table1(), "45 steps": runs("tutor")}
+    five = pd.concat([table1(), pick(runs("few-steps"), method="fedtutor")])
+    columns = {"5 steps": five, "45 steps": runs("tutor")}
     rows = {name: method for method, name in METHODS.items()}
     first = "averaged − last ten, three settings"
     return grid(first, rows, lambda method, every: by_three(pick(every, method=method), rise), columns)
@@ -448,7 +459,7 @@ def _both_models(settings: Sequence[str]) -> list[str]:
 
 def _accuracies(every: Runs, methods: Mapping[str, str], settings: Sequence[str] = SETTINGS, **about: str) -> str:
     """Accuracies, and differences from labels only, of both models; of the methods that there are."""
-    methods = {method: name for method, name in methods.items() if method in set(every["method"])}
+    methods = {method: name for method, name in methods.items() if method in set(every["method"])} or methods
     lines = []
     for method in (method for method in methods if method != "fedavg-matched"):
         pairs = [[pick(every, method=m, setting=s) for m in (method, "fedavg-matched")] for s in settings]
@@ -457,16 +468,64 @@ def _accuracies(every: Runs, methods: Mapping[str, str], settings: Sequence[str]
     return f"{_spreads(every, methods, settings, **about)}\n\nBeyond labels only with as many steps:\n\n{differences}"
 
 
+def _of_methods(study: str, settings: Sequence[str] = SETTINGS, **wanted: Any) -> str:
+    """The four methods in a study; one on other seeds than labels only has them beside its name."""
+    every = pick(runs(study), **wanted)
+    found = {method: seeds(pick(every, method=method)) for method in METHODS}
+    usual = {found["fedavg-matched"], seeds(every[:0])}
+    names = {m: name if found[m] in usual else f"{name}, {found[m]}" for m, name in METHODS.items()}
+    return _accuracies(every, names, settings)
+
+
 def _scarce_tables() -> str:
     return "\n\n".join(
-        f"{labels:g} % labels, {seeds(rows)}:\n\n{_accuracies(rows, METHODS, SETTINGS[1:])}"
+        f"{labels:g} % labels, {seeds(pick(rows, method='fedavg-matched'))}:\n\n"
+        f"{_of_methods('scarce-labels', SETTINGS[1:], labels=labels)}"
         for labels, rows in runs("scarce-labels").groupby("labels")
     )
+
+
+def _optimisers() -> str:
+    """On the seeds that all measured optimisers have, and what the paper prints; its FedAvg* is labels only."""
+    every, theirs = runs("optimisers"), printed("table1")
+    shared = set(every["seed"]).intersection(*(set(rows["seed"]) for _, rows in every.groupby("case")))
+    every = every[every["seed"].isin(shared)]
+    asked = {"fedavg-matched": "fedavg", "fedavg-fixmatch": "fedavg-fixmatch", "fedavg-sl": "fedavg-sl"}
+    columns = {
+        f"{METHODS.get(method, TABLE1[method])}, {setting.upper()}": (method, setting)
+        for method, setting in product(asked, DEMO)
+    }
+
+    def text(name: str, column: tuple[str, str]) -> str:
+        method, setting = column
+        if name == "paper":
+            return f"{theirs['cifar10', setting, asked[method]]:.2f}"
+        return mean(pick(every, case=name, method=method, setting=setting))
+
+    names = [*cases("optimisers"), "paper"]
+    return grid(f"last ten, {seeds(every)}", {name: name for name in names}, text, columns)
+
+
+def _along(study: str, axis: str, shown: str, values: Iterable[float]) -> str:
+    """A study's cases along an axis of numbers."""
+    every = runs(study)
+
+    def text(name: str, value: float) -> str:
+        return both(pick(every, case=name)[lambda rows: (rows[axis] - value).abs() < 1e-9])
+
+    names = {name: name for name in ("labels only", "FedDure", "FedTutor")}
+    return grid(f"DIR-DIR, {seeds(every)}", names, text, {shown.format(value): value for value in values})
+
+
+OTHER_IMAGES = "controls:fashion_unlabelled"
+"""No label of its unlabelled images is right."""
 
 
 def _probes() -> str:
     lines = []
     for name, rows in pick_cases("controls", cases("controls")).items():
+        if set(rows["dataset"]) == {OTHER_IMAGES}:
+            continue
         what = (*RIGHT_SURE, "calibration_error")
         right = [triple(per_cent(rows, f"probe_{who}_{one}") for one in what) for who in ("own", "global", "averaged")]
         far = [told(rows, f"probe_{name}", 3) for name in ("drift", "cosine")]
@@ -655,6 +714,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "all-scarce": _scarce_tables,
     "all-controls": lambda: controls("controls", tuple(cases("controls")), about=True),
     "all-controls-demo": lambda: controls("controls-demo", tuple(cases("controls-demo")), about=True),
+    "few-steps": lambda: _of_methods("few-steps"),
+    "fashion": lambda: _of_methods("fashion"),
+    "optimisers": _optimisers,
+    "chart-clients": lambda: _along("clients", "clients_per_round", "{} clients", (2, 5, 10, 20)),
+    "chart-gamma-tutor": lambda: _along("gamma", "gamma", "γ = {:g}", (0.3, 0.5, 0.7, 1.0)),
     "probes": _probes,
     "attacks-iid": lambda: attacks("iid-iid"),
     "attacks-iid-last": lambda: attacks("iid-iid", LAST10),

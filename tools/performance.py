@@ -25,6 +25,12 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def memory(name: str) -> dict[str, float]:
+    """Megabytes by method, where this benchmark of whole rounds has been run on a GPU."""
+    found = read(name)["cases"] if (RESULTS / f"{name}.json").exists() else []
+    return {case["method"]: case["memory_mb"] for case in found if "memory_mb" in case}
+
+
 def span(found: Mapping[str, float], digits: int = 1) -> str:
     """A median with its least and most."""
     return f"{found['median']:.{digits}f} ({found['least']:.{digits}f}–{found['most']:.{digits}f})"

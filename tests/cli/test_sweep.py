@@ -110,6 +110,22 @@ def test_finished_cells_are_not_measured_again_and_a_sweep_may_grow(tmp_path, me
 
 
 @pytest.mark.usefixtures("_undrawn")
+def test_a_part_of_a_sweep_is_measured_first_and_the_rest_later(tmp_path, measured):
+    write(tmp_path)
+    part = ("--only", "labels only, * 2", "--only", "fedavg*", "--seeds", "1")
+    assert "3 of 3 cells to measure" in invoke("sweep", "mine.yaml", *part, "--dry-run").stdout
+    assert "5 cells are not measured" in invoke("sweep", "mine.yaml", *part, "--out", "out").stdout
+    found = {one.config_hash: one.experiment for one in kept(tmp_path / "out")}
+    assert [found[name]["method"] for name in measured] == ["fedavg-matched", "fedavg", "fedavg"]
+    assert {one["seed"] for one in found.values()} == {1}
+    invoke("sweep", "mine.yaml", "--out", "out")
+    assert len(measured) == 8
+    for wrong in (("--only", "FedDure"), ("--seeds", "2")):
+        with pytest.raises(ConfigError, match=wrong[1]):
+            invoke("sweep", "mine.yaml", *wrong)
+
+
+@pytest.mark.usefixtures("_undrawn")
 def test_a_stopped_sweep_goes_on(tmp_path, measured, monkeypatch):
     write(tmp_path, seeds=(0,))
     with monkeypatch.context() as patch:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from feddure.cli import grids
+from feddure.cli import grids, options
 from feddure.cli.options import AllowModules, DataDir, Init, Track, names
 from feddure.cli.tables import listing, numbers, plain_console, table
 from feddure.terminal import Console
@@ -22,6 +22,13 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="What to sweep over; see below.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: runs/sweep-FILE.")] = None,
     init: Init = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="Measure this combination alone; * is any text. May be repeated."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="0,1", help="Measure these of the file's seeds alone.")
+    ] = None,
     merge: grids.Merge = None,
     jobs: grids.Jobs = 1,
     ray: grids.Ray = None,
@@ -62,6 +69,7 @@ def sweep(
     feddure sweep rates.yaml --dry-run                  # what would be measured, and how long it takes
     feddure sweep rates.yaml                            # into runs/sweep-rates
     feddure sweep rates.yaml --jobs 2                   # two cells at a time on this machine
+    feddure sweep rates.yaml --seeds 0 --only "few*"    # a part of it first, in this order
     feddure sweep rates.yaml --ray ray://head:10001     # on a Ray cluster
     feddure sweep rates.yaml --merge from-machine-b     # with the cells that another machine has measured
     ```
@@ -72,18 +80,19 @@ def sweep(
     wanted = study.read(file, init, allow_modules)
     folder = out if out is not None else Path("runs") / f"sweep-{wanted.name}"
     services = names("--track", track)
-    grids.work_if_job(wanted.cells(), Store(folder), data_dir, services)
+    part = wanted.part(only or (), options.numbers("--seeds", seeds) if seeds is not None else ())
+    grids.work_if_job(part.cells(), Store(folder), data_dir, services)
     study.check_folder(wanted, folder, merge or ())
     grids.check_places(ray, jobs, services)
     if dry_run:
         merged = Store(folder, merge or ())
-        _show_plan(wanted, merged)
-        grids.show_estimate(wanted.cells(), merged, jobs, ray, data_dir)
+        _show_plan(part, merged)
+        grids.show_estimate(part.cells(), merged, jobs, ray, data_dir)
         return
-    store = study.open_folder(wanted, folder, merge or (), data_dir, plain_console(stderr=True).print)
-    failed = grids.measure(wanted.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store), services)
+    store = study.open_folder(wanted, folder, merge or (), data_dir, plain_console(stderr=True).print, part)
+    failed = grids.measure(part.cells(), store, data_dir, jobs, ray, lambda: _report(wanted, store), services)
     _report(wanted, store)
-    grids.end_if_failed(failed, wanted.cells())
+    grids.end_if_failed(failed, part.cells())
 
 
 def _report(wanted: "Sweep", store: "Store") -> None:

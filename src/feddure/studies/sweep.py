@@ -9,7 +9,8 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """All cells seed by seed, so that an interrupted sweep has whole comparisons."""
         return [cell for of_a_seed in zip(*(point.cells for point in self.points), strict=True) for cell in of_a_seed]
+
+    def part(self, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> "Sweep":
+        """The combinations whose names fit `only` (patterns, in their order), on these seeds; empty means all."""
+        points = {} if only else {point.name: point for point in self.points}
+        for pattern in only:
+            fit = {point.name: point for point in self.points if fnmatchcase(point.name.lower(), pattern.lower())}
+            if not fit:
+                hint = did_you_mean(pattern, [point.name for point in self.points])
+                raise ConfigError(f"--only: no combination is called '{pattern}'{hint}; --dry-run lists them")
+            points |= {name: point for name, point in fit.items() if name not in points}
+        for seed in seeds:
+            if seed not in self.seeds:
+                raise ConfigError(f"--seeds: {seed} was given, expected some of {', '.join(map(str, self.seeds))}")
+        kept = tuple(seed for seed in self.seeds if seed in seeds or not seeds)
+        chosen = [
+            replace(point, cells=tuple(cell for cell in point.cells if cell.experiment.seed in kept))
+            for point in points.values()
+        ]
+        return replace(self, seeds=kept, points=tuple(chosen))
 
 
 def read(file: Path, init: str | None = None, allow_modules: bool = False) -> Sweep:
@@ -127,10 +147,14 @@ def open_folder(
     merge: Sequence[Path] = (),
     data_dir: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
+    part: Sweep | None = None,
 ) -> Store:
-    """The folder's cells with those of the folders to `merge`; the folder remembers the sweep."""
+    """The folder's cells with those of the folders to `merge`; the folder remembers the sweep.
+
+    Only the data of a `part` that is to be measured need be there.
+    """
     check_folder(sweep, folder, merge)
-    expect_data(sweep.cells(), Store(folder, merge), data_dir)
+    expect_data((part or sweep).cells(), Store(folder, merge), data_dir)
     make_folder(folder)
     write_whole(folder / SWEEP_FILE, sweep.text.encode(), RunError)
     store = Store(folder)
