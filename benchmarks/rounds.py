@@ -46,6 +46,7 @@ def measure(preset: str, method: str, rounds: str, dataset: Dataset, options: ar
     return {
         "preset": preset,
         "method": method,
+        **({"sets": options.sets} if options.sets else {}),
         "ms_per_round": spread(found, 1000 / experiment.rounds),
         "prepare_s": built,
         "precision": engine.precision,
