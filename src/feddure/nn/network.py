@@ -12,7 +12,7 @@ precision, and stay out of `state_dict`, so that what is exported is the bare ne
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -83,6 +83,8 @@ class Network:
         self._normalisation = _names_of(NORMS, module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
+        # Looking for shared tensors in every call is half of what the compiler has to trace.
+        self._call = partial(functional_call, tie_weights=_shares(skeleton))
         self._training = skeleton.train()
         self._featuring: nn.Module | None = None  # in training, with a classifier that returns what it was given too
         self._evaluating = copy.deepcopy(skeleton).eval()
@@ -282,27 +284,27 @@ class Network:
     # --- details -------------------------------------------------------------------------------------
     def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
         given = {**named, **self._buffers(statistics)}
-        logits = functional_call(self._training, given, (images,)).to(self.master)
+        logits = self._call(self._training, given, (images,)).to(self.master)
         self._keep(statistics, given)
         return logits
 
     def _run_featuring(self, named: Named, statistics: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         assert self._featuring is not None
         given = {**named, **self._buffers(statistics)}
-        logits, features = functional_call(self._featuring, given, (images,))
+        logits, features = self._call(self._featuring, given, (images,))
         self._keep(statistics, given)
         return logits.to(self.master), features.to(self.master)
 
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
         own = {name: self._probing.get_buffer(name).to(self.compute, copy=True) for name in self._own}
-        return functional_call(self._probing, {**named, **own}, (images,)).to(self.master)
+        return self._call(self._probing, {**named, **own}, (images,)).to(self.master)
 
     def _run_evaluating(self, state: Named, images: Tensor) -> Tensor:
-        return functional_call(self._evaluating, state, (images,)).to(self.master)
+        return self._call(self._evaluating, state, (images,)).to(self.master)
 
     def _run_affine(self, state: Named, images: Tensor) -> Tensor:
         assert self._affine is not None
-        return functional_call(self._affine.module, state, (images,)).to(self.master)
+        return self._call(self._affine.module, state, (images,)).to(self.master)
 
     def _run_tangent(self, named: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         if self._explicit:
@@ -396,6 +398,14 @@ def _by_double_backward(function: Callable[[Named], Tensor], moving: Named, alon
 
 def _descend(flat: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
     return (flat - rate * gradient).to(gradient.dtype)
+
+
+def _shares(module: nn.Module) -> bool:
+    """Whether a parameter or a buffer of the module has two names."""
+    return any(
+        len(list(named())) < len(list(named(remove_duplicate=False)))
+        for named in (module.named_parameters, module.named_buffers)
+    )
 
 
 def _norms(module: nn.Module) -> list[Any]:
