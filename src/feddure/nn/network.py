@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -233,27 +234,30 @@ class Network:
         with torch.no_grad():
             return self._run_evaluating(self._whole(flat, statistics), images)
 
-    def evaluator(self, flat: Tensor, statistics: Tensor) -> Callable[[Tensor], Tensor]:
-        """`evaluate` for many images: in large pieces of one size, compiled where the network is."""
+    def evaluator(self, flat: Tensor, statistics: Tensor, size: int = 0) -> Callable[[Tensor], Tensor]:
+        """`evaluate` for many images, in large pieces; compiled where the network is.
+
+        There a piece is filled up to `size` or to the largest before it, so that one compiled program serves all.
+        """
         run, state = self._evaluate, self._whole(flat, statistics)
         if self._affine is not None:
             state = self._affine.state(state)
 
         def logits(images: Tensor) -> Tensor:
+            nonlocal size
+            number, size = len(images), max(size, len(images)) if self.compiled else 0
             with torch.no_grad():
-                return run(state, images)
+                if number < size:
+                    images = F.pad(images.movedim(1, -1), (*[0] * 7, size - number)).movedim(-1, 1)  # channels last
+                return run(state, images)[:number]
 
         return logits
 
     def evaluate_many(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
-        """`evaluate` for any number of images, in pieces of one size, so that one compiled program serves all."""
-        logits = self.evaluator(flat, statistics)
-        found = []
-        for piece in images.split(self.piece):
-            missing = self.piece - len(piece) if self.compiled else 0
-            padded = torch.cat([piece, piece.new_zeros(missing, *piece.shape[1:])]) if missing else piece
-            found.append(logits(padded.contiguous(memory_format=torch.channels_last))[: len(piece)])
-        return torch.cat(found)
+        """`evaluate` for any number of images."""
+        logits = self.evaluator(flat, statistics, self.piece)
+        pieces = images.split(self.piece)
+        return torch.cat([logits(piece.contiguous(memory_format=torch.channels_last)) for piece in pieces])
 
     def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
         """Running statistics as the plain mean over these batches' own."""
