@@ -68,6 +68,27 @@ def test_probing_pass_touches_nothing(name, norm):
     assert torch.equal(statistics, before[1])
 
 
+def test_layers_that_share_their_weights():
+    shared = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+    last = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+    last.weight = shared.weight
+    norm = nn.BatchNorm2d(3)
+    module = nn.Sequential(shared, norm, shared, norm, last, nn.Flatten(), nn.Linear(48, 4)).double()
+    network = Network(module, CPU, "fp64")
+    theta, statistics = network.take(module)
+    images = torch.randn(5, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = network.weights(2 * theta)
+    found = network.leaf_gradients(network.forward(weights, statistics, images).square().sum(), weights)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(network.evaluate(2 * theta, network.take(module)[1], images), module.eval()(images))
+    expected = torch.autograd.grad(module.train()(images).square().sum(), list(module.parameters()))
+    named = dict(zip((name for name, _ in module.named_parameters()), expected, strict=True))
+    tiny.assert_near(dict(zip(weights.trained, found, strict=True)), named, 1e-9)
+    tiny.assert_near(network.statistics.views(statistics), statistics_of(module), 1e-12)
+
+
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_gradient(name, norm):
     network, theta, statistics, module, images = made(name, norm)

@@ -1,5 +1,7 @@
 """bf16 on a CPU: what it computes, and CPUs without it."""
 
+import gc
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ import tiny
 from feddure.config import EngineOptions
 from feddure.environment import computes_bf16
 from feddure.errors import ConfigError
-from feddure.simulation import engine
+from feddure.simulation import compiler, engine
 from feddure.simulation.engine import Engine
 
 SGD = {"optimizer.name": "sgd", "optimizer.learning_rate": 0.05, "rounds": 1}
@@ -30,3 +32,10 @@ def test_bf16_is_refused_where_a_cpu_only_imitates_it(monkeypatch):
     with pytest.raises(ConfigError, match="bf16 was given, but this CPU has no AVX-512 BF16"):
         Engine(EngineOptions(device="cpu", precision="bf16"))
     assert Engine(EngineOptions(device="cpu")).precision == "fp32"
+
+
+def test_the_compiler_starts_without_what_is_private_to_pytorch(monkeypatch):
+    monkeypatch.delattr("torch._inductor.async_compile.maybe_warm_pool")
+    compiler._start_workers()
+    compiler.start(torch.device("cpu"), torch.float32)
+    assert gc.isenabled()

@@ -120,6 +120,27 @@ def test_a_network_that_compiles_for_training_alone_is_evaluated_as_it_is(images
     assert federation.server.test() == expected
 
 
+def test_a_compiled_network_is_evaluated_in_pieces_of_one_size(images):
+    federation = tiny.federation(tiny.experiment(), images)
+    expected, seen = federation.server.test(), []
+    network = federation.server.program.network
+    run = network._evaluate
+
+    def compiled(state, pixels):
+        seen.append((pixels.shape, pixels.stride()))
+        return run(state, pixels)
+
+    network.compiled, network._evaluate, network.piece = True, compiled, 16
+    found = federation.server.test()["test"]
+    assert found["loss"] == pytest.approx(expected["test"]["loss"])
+    assert found["confusion"] == expected["test"]["confusion"]
+    model = federation.server.method.global_model(federation.server.state)
+    network.evaluate_many(*model, torch.zeros(2, *seen[0][0][1:], dtype=network.compute))
+    assert len(images.test_labels) == 60
+    assert len(seen) == 4 + 1
+    assert len(set(seen)) == 1
+
+
 def test_a_network_that_does_not_compile_trains_as_it_is(images):
     def refuse(*arguments):
         raise RuntimeError("no compiler for this")

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from scipy.special import ndtri
 from torch import Tensor
 
 from feddure import rng
@@ -220,6 +219,8 @@ class FedMatch(Method):
 
 def noise_image(shape: tuple[int, int, int]) -> np.ndarray:
     """A batch of one image of Gaussian noise, as bright and as strong as a normalised image is on average."""
+    from scipy.special import ndtri  # a tenth of a second: only when it is needed
+
     height, width, channels = shape
     bits = rng.bits(height * width * channels, "noise-image") >> np.uint64(11)
     return ndtri((bits + 0.5) / 2.0**53).reshape(1, channels, height, width)

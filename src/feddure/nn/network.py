@@ -12,10 +12,11 @@ precision, and stay out of `state_dict`, so that what is exported is the bare ne
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -83,6 +84,8 @@ class Network:
         self._normalisation = _names_of(NORMS, module)
         skeleton = copy.deepcopy(module).to(device)
         _drop_counters(skeleton)
+        # Looking for shared tensors in every call is half of what the compiler has to trace.
+        self._call = partial(functional_call, tie_weights=_shares(skeleton))
         self._training = skeleton.train()
         self._featuring: nn.Module | None = None  # in training, with a classifier that returns what it was given too
         self._evaluating = copy.deepcopy(skeleton).eval()
@@ -231,27 +234,30 @@ class Network:
         with torch.no_grad():
             return self._run_evaluating(self._whole(flat, statistics), images)
 
-    def evaluator(self, flat: Tensor, statistics: Tensor) -> Callable[[Tensor], Tensor]:
-        """`evaluate` for many images: in large pieces of one size, compiled where the network is."""
+    def evaluator(self, flat: Tensor, statistics: Tensor, size: int = 0) -> Callable[[Tensor], Tensor]:
+        """`evaluate` for many images, in large pieces; compiled where the network is.
+
+        There a piece is filled up to `size` or to the largest before it, so that one compiled program serves all.
+        """
         run, state = self._evaluate, self._whole(flat, statistics)
         if self._affine is not None:
             state = self._affine.state(state)
 
         def logits(images: Tensor) -> Tensor:
+            nonlocal size
+            number, size = len(images), max(size, len(images)) if self.compiled else 0
             with torch.no_grad():
-                return run(state, images)
+                if number < size:
+                    images = F.pad(images.movedim(1, -1), (*[0] * 7, size - number)).movedim(-1, 1)  # channels last
+                return run(state, images)[:number]
 
         return logits
 
     def evaluate_many(self, flat: Tensor, statistics: Tensor, images: Tensor) -> Tensor:
-        """`evaluate` for any number of images, in pieces of one size, so that one compiled program serves all."""
-        logits = self.evaluator(flat, statistics)
-        found = []
-        for piece in images.split(self.piece):
-            missing = self.piece - len(piece) if self.compiled else 0
-            padded = torch.cat([piece, piece.new_zeros(missing, *piece.shape[1:])]) if missing else piece
-            found.append(logits(padded.contiguous(memory_format=torch.channels_last))[: len(piece)])
-        return torch.cat(found)
+        """`evaluate` for any number of images."""
+        logits = self.evaluator(flat, statistics, self.piece)
+        pieces = images.split(self.piece)
+        return torch.cat([logits(piece.contiguous(memory_format=torch.channels_last)) for piece in pieces])
 
     def measure_statistics(self, flat: Tensor, statistics: Tensor, batches: list[Tensor]) -> Tensor:
         """Running statistics as the plain mean over these batches' own."""
@@ -282,27 +288,27 @@ class Network:
     # --- details -------------------------------------------------------------------------------------
     def _run_training(self, named: Named, statistics: Named, images: Tensor) -> Tensor:
         given = {**named, **self._buffers(statistics)}
-        logits = functional_call(self._training, given, (images,)).to(self.master)
+        logits = self._call(self._training, given, (images,)).to(self.master)
         self._keep(statistics, given)
         return logits
 
     def _run_featuring(self, named: Named, statistics: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         assert self._featuring is not None
         given = {**named, **self._buffers(statistics)}
-        logits, features = functional_call(self._featuring, given, (images,))
+        logits, features = self._call(self._featuring, given, (images,))
         self._keep(statistics, given)
         return logits.to(self.master), features.to(self.master)
 
     def _run_probing(self, named: Named, images: Tensor) -> Tensor:
         own = {name: self._probing.get_buffer(name).to(self.compute, copy=True) for name in self._own}
-        return functional_call(self._probing, {**named, **own}, (images,)).to(self.master)
+        return self._call(self._probing, {**named, **own}, (images,)).to(self.master)
 
     def _run_evaluating(self, state: Named, images: Tensor) -> Tensor:
-        return functional_call(self._evaluating, state, (images,)).to(self.master)
+        return self._call(self._evaluating, state, (images,)).to(self.master)
 
     def _run_affine(self, state: Named, images: Tensor) -> Tensor:
         assert self._affine is not None
-        return functional_call(self._affine.module, state, (images,)).to(self.master)
+        return self._call(self._affine.module, state, (images,)).to(self.master)
 
     def _run_tangent(self, named: Named, along: Named, images: Tensor) -> tuple[Tensor, Tensor]:
         if self._explicit:
@@ -396,6 +402,14 @@ def _by_double_backward(function: Callable[[Named], Tensor], moving: Named, alon
 
 def _descend(flat: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
     return (flat - rate * gradient).to(gradient.dtype)
+
+
+def _shares(module: nn.Module) -> bool:
+    """Whether a parameter or a buffer of the module has two names."""
+    return any(
+        len(list(named())) < len(list(named(remove_duplicate=False)))
+        for named in (module.named_parameters, module.named_buffers)
+    )
 
 
 def _norms(module: nn.Module) -> list[Any]:

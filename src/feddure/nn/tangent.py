@@ -69,7 +69,7 @@ def _carry(module: nn.Module, prefix: str, weights: Named, along: Named, pair: P
             assert child is not None
             pair = _carry(child, f"{prefix}{name}.", weights, along, pair)
         return pair
-    names = [name for name, _ in module.named_parameters()]
+    names = [name for name, parameter in module._parameters.items() if parameter is not None]  # quick to trace
     values = {name: weights[prefix + name] for name in names}
     changes = {name: along.get(prefix + name) for name in names}
     return _RULES[type(module)](module, values, changes, pair)

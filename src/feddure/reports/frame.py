@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from scipy.stats import t as student
 
 from feddure import experiments, methods
 from feddure.config import DIRICHLET, Experiment
@@ -179,6 +178,8 @@ class Difference:
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """Ours − theirs on the seeds that both have, by Student's t; None where they share none."""
+    from scipy.stats import t as student  # half a second: only when it is needed
+
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not differences:
         return None

@@ -3,13 +3,13 @@
 A simulation knows the true classes of unlabelled images; methods never see them, diagnostics do.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import rankdata
 from torch import Tensor
 
 from feddure.data.dataset import UNKNOWN
@@ -79,7 +79,10 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
     losses = len(positive) - wins
     if not wins or not losses:
         return None
-    ranks = rankdata(score)
+    if np.isnan(score).any():
+        return math.nan
+    ordered = np.sort(score)  # scipy.stats has ranks too, and takes half a second of every start to import
+    ranks = (np.searchsorted(ordered, score) + np.searchsorted(ordered, score, "right") + 1) / 2
     return float((ranks[positive].sum() - wins * (wins + 1) / 2) / (wins * losses))
 
 

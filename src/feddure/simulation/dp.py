@@ -17,7 +17,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from feddure import rng
@@ -50,6 +49,8 @@ def private_mean(
 
 def gaussian(bits: np.ndarray) -> np.ndarray:
     """Normal numbers from uniform 64-bit integers, one each."""
+    from scipy.special import ndtri  # a tenth of a second: only when it is needed
+
     return ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 

@@ -16,6 +16,7 @@ from feddure.data.dataset import Dataset
 from feddure.environment import computes_bf16, give_back_freed_memory, keep_freed_memory
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.nn.network import Network
+from feddure.simulation import compiler
 from feddure.simulation import program as programs
 from feddure.simulation.lanes import Lanes, Result, Task
 from feddure.simulation.program import Program
@@ -33,6 +34,7 @@ class Engine:
         self.precision = ("bf16" if cuda else "fp32") if options.precision == "auto" else options.precision
         if self.precision == "bf16" and not cuda and not computes_bf16():
             raise ConfigError("engine.precision: bf16 was given, but this CPU has no AVX-512 BF16; use auto or fp32")
+        self.dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
         self.compiles = cuda and not options.deterministic if options.compile == "auto" else options.compile
         self.captures = cuda
         self.lanes = Lanes(self.device, options.lanes)
@@ -52,8 +54,7 @@ class Engine:
     def images(self, dataset: Dataset) -> DeviceImages:
         """The data set on the device."""
         if id(dataset) not in self._images:
-            dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
-            self._images[id(dataset)] = dataset, DeviceImages(dataset, self.device, dtype)
+            self._images[id(dataset)] = dataset, DeviceImages(dataset, self.device, self.dtype)
         return self._images[id(dataset)][1]
 
     def program(self, experiment: Experiment, dataset: Dataset) -> Program:
@@ -127,6 +128,8 @@ class Engine:
         with_heads = programs.fields(experiment) if method.has_heads else ""
         key = json.dumps([experiment.model, method.norm, dataset.shape, len(dataset.classes), with_heads])
         if key not in self._networks:
+            if self.compiles:
+                compiler.start(self.device, self.dtype)
             self._networks[key] = programs.make_network(
                 experiment, dataset, self.device, self.precision, bool(self.compiles)
             )

@@ -6,7 +6,6 @@ Class 0 is the digit 0, which the files call 10. A mirrored digit is another sig
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 
 from feddure.data.dataset import Dataset
 from feddure.data.sources.base import Download, File, Source, lacking, missing
@@ -40,6 +39,8 @@ def load(data_dir: Path, progress: bool = False) -> Dataset:
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """The images [N, 32, 32, 3] and labels [N] of a file."""
+    import scipy.io  # a tenth of a second: only when it is needed
+
     try:
         # What it says of itself first: a few bytes can unfold into more than there is memory.
         told = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(str(path), appendmat=False)}
