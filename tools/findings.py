@@ -220,15 +220,16 @@ def gains() -> str:
 
 
 def scarce() -> str:
-    """By the share of labels with 5 steps; a rival is compared on the seeds that it has."""
-    every, lines = pd.concat([runs("scarce-labels"), runs("few-steps")]), []
-    for labels, setting in product((2.0, 10.0), SETTINGS[1:]):
+    """By the share of labels, with 5 steps."""
+    every, rivals = runs("scarce-labels"), ("fedavg-matched", "fedavg-fixmatch")
+    lines = []
+    for labels, setting in product((2.0, 4.0), SETTINGS[1:]):
         here = pick(every, labels=labels, setting=setting)
-        ours, theirs, *others = (pick(here, method=m) for m in ("fedtutor", *list(METHODS)[:3]))
-        beyond = (gain(ours, rival) for rival in (theirs, *others))
+        ours, theirs, fixmatch = (pick(here, method=method) for method in ("fedtutor", *rivals))
+        beyond = (gain(ours, theirs), gain(ours, theirs, AVERAGED), gain(ours, fixmatch))
         lines.append((f"{labels:g} %, {setting.upper()}", both(theirs), both(ours), *beyond))
-    rivals = [f"− {METHODS[method]}" for method in list(METHODS)[:3]]
-    return table(("labels", "labels only", "FedTutor", *rivals), lines)
+    head = ("labels", "labels only", "FedTutor", "− labels only", "averaged", "− FixMatch")
+    return table(head, lines)
 
 
 def labellers() -> str:
@@ -247,15 +248,9 @@ def labellers() -> str:
 
 CONTROLS = (
     "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
-    "own model, soft", "averaged model, hard 0.95", "Fashion-MNIST as u, FedTutor", "labels only, 300 rounds",
-    "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u", "true labels on u",
+    "Fashion-MNIST as u, FedTutor", "own model, soft", "received model, soft", "averaged model, hard 0.95",
+    "labels only, 300 rounds", "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u", "true labels on u",
 )  # fmt: skip
-
-CONTROLS_DEMO = (
-    "half the clients without labels, FedTutor",
-    "half without labels, all take part, FedTutor, weight by labels",
-)
-
 
 def controlled(study: str) -> Runs:
     """The runs of a study of controls; on CIFAR-10 also those of the main table, which are the same but for probes."""
@@ -483,38 +478,6 @@ def _scarce_tables() -> str:
     )
 
 
-def _optimisers() -> str:
-    """On the seeds that all measured optimisers have, and what the paper prints; its FedAvg* is labels only."""
-    every, theirs = runs("optimisers"), printed("table1")
-    shared = set(every["seed"]).intersection(*(set(rows["seed"]) for _, rows in every.groupby("case")))
-    every = every[every["seed"].isin(shared)]
-    asked = {"fedavg-matched": "fedavg", "fedavg-fixmatch": "fedavg-fixmatch", "fedavg-sl": "fedavg-sl"}
-    columns = {
-        f"{METHODS.get(method, TABLE1[method])}, {setting.upper()}": (method, setting)
-        for method, setting in product(asked, DEMO)
-    }
-
-    def text(name: str, column: tuple[str, str]) -> str:
-        method, setting = column
-        if name == "paper":
-            return f"{theirs['cifar10', setting, asked[method]]:.2f}"
-        return mean(pick(every, case=name, method=method, setting=setting))
-
-    names = [*cases("optimisers"), "paper"]
-    return grid(f"last ten, {seeds(every)}", {name: name for name in names}, text, columns)
-
-
-def _along(study: str, axis: str, shown: str, values: Iterable[float]) -> str:
-    """A study's cases along an axis of numbers."""
-    every = runs(study)
-
-    def text(name: str, value: float) -> str:
-        return both(pick(every, case=name)[lambda rows: (rows[axis] - value).abs() < 1e-9])
-
-    names = {name: name for name in ("labels only", "FedDure", "FedTutor")}
-    return grid(f"DIR-DIR, {seeds(every)}", names, text, {shown.format(value): value for value in values})
-
-
 OTHER_IMAGES = "controls:fashion_unlabelled"
 """No label of its unlabelled images is right."""
 
@@ -694,7 +657,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "scarce": scarce,
     "labellers": labellers,
     "controls": controls,
-    "controls-demo": lambda: controls("controls-demo", CONTROLS_DEMO),
     "price": price,
     "privacy": privacy,
     "site-privacy": site_privacy,
@@ -714,9 +676,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "all-controls-demo": lambda: controls("controls-demo", tuple(cases("controls-demo")), about=True),
     "few-steps": lambda: _of_methods("few-steps"),
     "fashion": lambda: _of_methods("fashion"),
-    "optimisers": _optimisers,
-    "chart-clients": lambda: _along("clients", "clients_per_round", "{} clients", (2, 5, 10, 20)),
-    "chart-gamma-tutor": lambda: _along("gamma", "gamma", "γ = {:g}", (0.3, 0.5, 0.7, 1.0)),
     "probes": _probes,
     "attacks-iid": lambda: attacks("iid-iid"),
     "attacks-iid-last": lambda: attacks("iid-iid", LAST10),

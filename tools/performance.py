@@ -15,10 +15,8 @@ HARDWARE = {"": "H200", "-cpu": "2 CPU cores"}
 RACES = {
     "race": "H200",
     "race-cpu-time": "CPU seconds",
-    "race-cpu": "2 busy cores",
     "race-flower-cpu": "2 cores, here two threads, there two actors",
 }
-TITLES = {"fedtutor": "FedTutor with contrast, 128 + 256 images", "proxyfl": "ProxyFL, the weak views too"}
 RACED = {"cnn": "two convolutions", "resnet9": "ResNet-9", "pfl": "pfl-research", "flower": "Flower's simulation"}
 
 
@@ -47,11 +45,10 @@ def whole_runs() -> str:
     """What a user waits for."""
     lines = [
         (f"`{case['preset']}`", _method(case), span(case["ms_per_round"]),
-         f"{case['ms_per_round']['median'] * ROUNDS[case['preset']] / 1000:.0f}", f"{case['prepare_s']:.0f}",
-         f"{case['memory_mb'] / 1000:.1f}")
+         f"{case['ms_per_round']['median'] * ROUNDS[case['preset']] / 1000:.0f}", f"{case['memory_mb'] / 1000:.1f}")
         for case in sorted(read("rounds")["cases"], key=lambda case: (case["preset"], case["ms_per_round"]["median"]))
     ]  # fmt: skip
-    return table(("preset", "method", "ms a round", "seconds a run", "compile, s", "GPU memory, GB"), lines, 2)
+    return table(("preset", "method", "ms a round", "seconds a run", "GPU memory, GB"), lines, 2)
 
 
 def _method(case: Mapping[str, Any]) -> str:
@@ -70,18 +67,6 @@ def steps() -> str:
     ]
     head = ("images a step", "five lanes, ms", "textbook twin, ms", "times as fast", "convolutions alone, ms")
     return table(head, lines)
-
-
-def large_steps() -> str:
-    """SAGE's protocol: a step of all clients by the number of lanes."""
-    found = read("lanes-large")
-    lines = [
-        (TITLES[case["method"]], *(f"{found['clients'] * one['ms_per_client_step']['median']:.1f}" for one in by_lanes))
-        for case in found["measured"]
-        for by_lanes in [sorted(case["by_lanes"], key=lambda one: one["lanes"])]
-    ]
-    head = [f"{one['lanes']} lane{'s'[: one['lanes'] > 1]}" for one in reversed(found["measured"][0]["by_lanes"])]
-    return table((f"ms a step of {found['clients']} clients", *head), lines)
 
 
 def plain_loops() -> str:
@@ -145,7 +130,6 @@ def many_clients() -> str:
 TABLES = {
     "whole-runs": whole_runs,
     "steps": steps,
-    "large-steps": large_steps,
     "plain-loops": plain_loops,
     "augmentation": augmentation,
     "real-federation": federation,
