@@ -252,6 +252,7 @@ CONTROLS = (
     "labels only, 300 rounds", "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u", "true labels on u",
 )  # fmt: skip
 
+
 def controlled(study: str) -> Runs:
     """The runs of a study of controls; on CIFAR-10 also those of the main table, which are the same but for probes."""
     every = runs(study)

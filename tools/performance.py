@@ -51,6 +51,15 @@ def whole_runs() -> str:
     return table(("preset", "method", "ms a round", "seconds a run", "GPU memory, GB"), lines, 2)
 
 
+def cold() -> str:
+    """From the start of a process to the first step."""
+    lines = []
+    for cache, phases in read("cold")["seconds"].items():
+        ready = sum(phases.values()) - phases["lanes"]
+        lines.append((cache, f"{ready:.0f}", f"{phases['lanes']:.0f}", f"{sum(phases.values()):.0f}"))
+    return table(("cache of compilers", "imports and libraries, s", "compile and capture, s", "in all, s"), lines)
+
+
 def _method(case: Mapping[str, Any]) -> str:
     return title(case["method"]) + "".join(f", `{one}`" for one in case.get("sets", ()))
 
@@ -129,6 +138,7 @@ def many_clients() -> str:
 
 TABLES = {
     "whole-runs": whole_runs,
+    "cold": cold,
     "steps": steps,
     "plain-loops": plain_loops,
     "augmentation": augmentation,
