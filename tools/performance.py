@@ -54,9 +54,9 @@ def whole_runs() -> str:
 def cold() -> str:
     """From the start of a process to the first step."""
     lines = []
-    for cache, phases in read("cold")["seconds"].items():
+    for left, phases in read("cold")["seconds"].items():
         ready = sum(phases.values()) - phases["lanes"]
-        lines.append((cache, f"{ready:.0f}", f"{phases['lanes']:.0f}", f"{sum(phases.values()):.0f}"))
+        lines.append((left, f"{ready:.0f}", f"{phases['lanes']:.0f}", f"{sum(phases.values()):.0f}"))
     return table(("cache of compilers", "imports and libraries, s", "compile and capture, s", "in all, s"), lines)
 
 

@@ -1,5 +1,6 @@
 """Methods of somebody's own: what goes wrong is said in words, and what is right is left alone."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -260,3 +261,59 @@ def test_a_hook_that_is_misspelt_is_noted():
     feddure.register_method("rare", Rare)
     with pytest.warns(FeddureWarning, match="nothing calls start_rond; did you mean start_round"):
         methods.make(tiny.experiment(method="rare"))
+
+
+class Keeping(FedAvg):
+    """Keeps something on itself, in place or not, as `options.how` says; or draws random numbers."""
+
+    def __init__(self, experiment):
+        super().__init__(experiment)
+        self.calls, self.losses, self.total = 0, [], torch.zeros(1)
+
+    def step(self, client, batch):
+        found = super().step(client, batch)
+        how = client.experiment.options["how"]
+        if how == "calls":
+            self.calls += 1
+        elif how == "losses":
+            self.losses.append(found["loss"])
+        elif how == "total":
+            self.total += found["loss"]
+        elif how == "torch":
+            torch.rand(1)
+        elif how == "numpy":
+            np.random.rand()
+        return found
+
+
+def told(images, how, **changes):
+    feddure.register_method("keeping", Keeping)
+    changes = {"method": "keeping", "options.how": how, "engine.lanes": 1} | changes
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", FeddureWarning)
+        tiny.federation(tiny.experiment(changes), images).train_round()
+    return [str(one.message) for one in found if issubclass(one.category, FeddureWarning)]
+
+
+@pytest.mark.parametrize("how", ["calls", "losses", "total"])
+def test_a_step_that_keeps_something_on_its_method_is_noted_once(images, how):
+    (message,) = told(images, how)
+    assert f"its step changes self.{how}" in message
+    assert "client.state" in message
+
+
+@pytest.mark.parametrize("how", ["torch", "numpy"])
+def test_a_step_that_draws_random_numbers_is_noted_once(images, how):
+    (message,) = told(images, how)
+    assert "its step draws random numbers" in message
+    assert "feddure.rng" in message
+
+
+def test_other_steps_are_not_noted(images):
+    assert told(images, "nothing") == []
+
+
+def test_dropout_is_the_networks_fault_and_not_the_methods(images):
+    feddure.register_network("dropping", Dropping)
+    (message,) = told(images, "nothing", model="dropping")
+    assert "model 'dropping' draws random numbers" in message

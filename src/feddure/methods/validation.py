@@ -6,10 +6,14 @@ starts, or at the first step.
 
 import difflib
 import inspect
+import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -110,6 +114,48 @@ def check_records(records: Any, name: str) -> State:
                 "return loss.detach(), say, where you have loss.item()"
             )
     return dict(records)
+
+
+@contextmanager
+def watching_step(method: Method, name: str, network_draws: bool) -> Iterator[None]:
+    """Note a step that changes its method, which all clients share, or that draws from streams that nobody seeds."""
+    before, streams = _kept(method), _streams()
+    yield
+    nothing = (None, -1)
+    for key, (value, mark) in _kept(method).items():
+        old, old_mark = before.get(key, nothing)
+        if value is old and mark == old_mark:
+            continue
+        warnings.warn(
+            f"method '{name}': its step changes self.{key}, which all clients share and which a captured step on a GPU "
+            "changes once; keep it in client.state, which allocate makes",
+            FeddureWarning,
+            stacklevel=3,
+        )
+    if not network_draws and _streams() != streams:
+        warnings.warn(
+            f"method '{name}': its step draws random numbers that the seed does not decide: a run cannot be repeated "
+            "or resumed to the same numbers; draw in start_round, with feddure.rng and client.key",
+            FeddureWarning,
+            stacklevel=3,
+        )
+
+
+def _kept(method: Method) -> dict[str, tuple[Any, int]]:
+    """What a method keeps, each with a mark that changes when it is changed in place."""
+
+    def mark(value: Any) -> int:
+        if isinstance(value, Tensor):
+            return value._version
+        return len(value) if isinstance(value, list | dict | set) else 0
+
+    return {key: (value, mark(value)) for key, value in vars(method).items()}
+
+
+def _streams() -> list[Any]:
+    """The states of the streams of random numbers that a step could draw from."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    return [*(bytes(state.numpy()) for state in states), random.getstate(), repr(np.random.get_state(legacy=False))]
 
 
 def _listed(names: State) -> str:

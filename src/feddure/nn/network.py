@@ -69,6 +69,7 @@ class Network:
         self.master = torch.float64 if precision == "fp64" else torch.float32
         self.compute = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
         self.device = device
+        self.draws = False  # whether a pass in training draws random numbers
         self.piece = _PIECE if device.type == "cuda" else _PIECE_ON_CPU
         named = _with_heads(module, heads)
         if not any(p.requires_grad for p in named.values()):

@@ -8,6 +8,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, first_line
 from feddure.methods.base import Client, State
-from feddure.methods.validation import check_heads, check_records
+from feddure.methods.validation import check_heads, check_records, watching_step
 from feddure.nn.network import Network, expect_classifier
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Program:
         self.proximal = self.method.proximal if experiment.proximal is None else experiment.proximal
         self.captures = captures
         self.threads = True  # until its step turns out to need one thread
+        self._steps = 0  # that have begun, up to the one that is watched
 
     def cost(self, batch: Batch) -> float:
         """Relative cost of a step: the number of images in it."""
@@ -61,7 +63,11 @@ class Program:
     def step(self, client: Client, batch: Batch) -> State:
         """One local step of the method, which sees the views that it needs; what it recorded."""
         name = self.experiment.method
-        return check_records(self.method.step(client, batch.for_method(name, self.method.needs)), name)
+        self._steps += 1
+        # The first may compile, and compilers draw numbers to try what they have made.
+        watched = watching_step(self.method, name, self.network.draws) if self._steps == 2 else nullcontext()
+        with watched:
+            return check_records(self.method.step(client, batch.for_method(name, self.method.needs)), name)
 
     def attempt(self, work: Callable[[], T]) -> T:
         """Do something with the network; one that does not compile is run as it is from then on."""
@@ -91,7 +97,9 @@ def make_network(experiment: Experiment, dataset: Dataset, device, precision: st
     """The experiment's network without its weights."""
     module = new_module(experiment, dataset)
     classifier = _expect_logits(module, experiment.model, dataset)
-    return Network(module, device, precision, compiled, classifier, new_heads(experiment, module, classifier))
+    network = Network(module, device, precision, compiled, classifier, new_heads(experiment, module, classifier))
+    network.draws = experiment.model not in nn.NETWORKS and _draws(module, experiment.model, dataset)
+    return network
 
 
 def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
@@ -124,26 +132,28 @@ def _expect_logits(module: Module, name: str, dataset: Dataset) -> str:
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigError(f"model '{name}' gave {found} for two images, expected logits [2, {classes}]")
-    if name not in nn.NETWORKS:
-        _note_randomness(module, name, torch.zeros(4, channels, height, width, dtype=dtype))
     return next((linear[layer] for layer, output in made.items() if output is logits), "")
 
 
-def _note_randomness(module: Module, name: str, images: torch.Tensor) -> None:
-    """Dropout and its like draw from PyTorch's own generator, and not from the experiment's seed."""
+def _draws(module: Module, name: str, dataset: Dataset) -> bool:
+    """Whether a pass in training draws random numbers, as dropout does: from PyTorch's stream, not by the seed."""
+    height, width, channels = dataset.shape
+    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
     trial = copy.deepcopy(module).train()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        images = images.normal_()
+        images = torch.zeros(4, channels, height, width, dtype=dtype).normal_()
         logits = [trial(images) for _ in range(2)]
     if not isinstance(logits[0], torch.Tensor):
         raise ConfigError(f"model '{name}' gave {type(logits[0]).__name__} in training, expected logits alone")
-    if not torch.equal(*logits):
-        warnings.warn(
-            f"model '{name}' draws random numbers in training (dropout, perhaps), which the seed does not decide: a "
-            "run cannot be repeated or resumed to the same numbers",
-            FeddureWarning,
-            stacklevel=2,
-        )
+    if torch.equal(*logits):
+        return False
+    warnings.warn(
+        f"model '{name}' draws random numbers in training (dropout, perhaps), which the seed does not decide: a "
+        "run cannot be repeated or resumed to the same numbers",
+        FeddureWarning,
+        stacklevel=2,
+    )
+    return True
 
 
 def new_module(experiment: Experiment, dataset: Dataset):
