@@ -34,8 +34,11 @@ def test_bf16_is_refused_where_a_cpu_only_imitates_it(monkeypatch):
     assert Engine(EngineOptions(device="cpu")).precision == "fp32"
 
 
-def test_the_compiler_starts_without_what_is_private_to_pytorch(monkeypatch):
+def test_a_compiler_that_cannot_be_imported_is_told_of_where_it_is_needed(monkeypatch):
+    def broken(name):
+        raise ImportError("cannot import name 'AttrsDescriptor' from 'triton'")
+
+    monkeypatch.setattr(compiler, "import_module", broken)
     monkeypatch.delattr("torch._inductor.async_compile.maybe_warm_pool")
-    compiler._start_workers()
-    compiler.start(torch.device("cpu"), torch.float32)
+    compiler._import_compiler(with_workers=True)
     assert gc.isenabled()

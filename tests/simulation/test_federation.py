@@ -2,6 +2,8 @@
 
 import collections
 import json
+import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,8 @@ from feddure.data.dataset import UNKNOWN
 from feddure.errors import ConfigError, FeddureWarning
 from feddure.methods import METHODS
 from feddure.methods.fedavg import FedAvg
-from feddure.simulation.federation import Federation, Trained, run
+from feddure.simulation.engine import Engine
+from feddure.simulation.federation import Federation, TrainedRound, run
 from feddure.simulation.lanes import Lanes, Stopped
 from feddure.tracking.observer import Observer
 
@@ -354,29 +357,29 @@ def test_an_observer_that_fails_while_clients_train_ends_the_run_and_is_asked_on
 
 def test_a_round_whose_record_finds_no_memory_is_told_all_the_same(images, monkeypatch):
     """On a GPU what was found is gathered while the next clients train, and they are tried again with fewer lanes."""
-    record, short = Trained.record, iter([True])
+    record, short = TrainedRound.record, iter([True])
 
     def once_short(trained):
         if next(short, False):
             raise torch.cuda.OutOfMemoryError
         return record(trained)
 
-    monkeypatch.setattr(Trained, "record", once_short)
+    monkeypatch.setattr(TrainedRound, "record", once_short)
     monkeypatch.setattr(Lanes, "fewer", lambda lanes: True)
     witness = Witness()
     watched(images, True, witness)
     assert witness.rounds == [1, 2, 3, 4]
 
 
-BELIEVED = {"method": "fedtutor", "rounds": 6, "evaluate_every": 2}
+SPECULATIVE = {"method": "fedtutor", "rounds": 6, "evaluate_every": 2}
 """The server keeps nothing of a client, so that on a GPU rounds do not wait for each other."""
 
 
 def expect_the_same_as_one_after_the_other(images):
     one, other = Witness(), Witness()
-    expected = watched(images, False, one, changes=BELIEVED)
-    found = watched(images, True, other, changes=BELIEVED)
-    assert found.server.can_believe
+    expected = watched(images, False, one, changes=SPECULATIVE)
+    found = watched(images, True, other, changes=SPECULATIVE)
+    assert found.server.can_speculate
     assert other.rounds == [1, 2, 3, 4, 5, 6]
     assert json.dumps(one.told) == json.dumps(other.told)
     for mine, theirs in zip(other.models, one.models, strict=True):
@@ -395,12 +398,12 @@ def test_rounds_that_wait_for_their_evaluation_are_told_with_their_own_model(ima
         asked[trained] += 1
         return asked[trained] > late
 
-    monkeypatch.setattr(Trained, "ready", ready)
+    monkeypatch.setattr(TrainedRound, "ready", ready)
     expect_the_same_as_one_after_the_other(images)
 
 
-@pytest.mark.parametrize("bad", [{1}, {3}, {2, 3}, {6}])
-def test_updates_that_were_believed_and_are_not_finite_are_left_out_all_the_same(images, monkeypatch, bad):
+def poison(monkeypatch, bad):
+    """The second client of these rounds sends NaN."""
     answer = Federation._answer
 
     def poisoned(federation, task, result):
@@ -411,12 +414,108 @@ def test_updates_that_were_believed_and_are_not_finite_are_left_out_all_the_same
         return replace(found, upload=found.upload | {"theta": torch.full_like(found.upload["theta"], torch.nan)})
 
     monkeypatch.setattr(Federation, "_answer", poisoned)
+
+
+@pytest.mark.parametrize("bad", [{1}, {3}, {2, 3}, {6}, {1, 2, 3, 4, 5, 6}])
+def test_updates_that_were_taken_unseen_and_are_not_finite_are_left_out_all_the_same(images, monkeypatch, bad):
+    poison(monkeypatch, bad)
     with pytest.warns(FeddureWarning, match="left out were updates"):
         witness = expect_the_same_as_one_after_the_other(images)
     assert {record["round"] for record in witness.told if record["left_out"]} == bad
 
 
-def test_a_believed_round_is_settled_also_when_the_next_one_is_stopped(images, monkeypatch):
+def test_a_client_that_always_sends_what_cannot_be_used_costs_one_round_again(images, monkeypatch):
+    train, trained = Lanes.run, []
+    monkeypatch.setattr(Lanes, "run", lambda *arguments: (trained.append(1), train(*arguments))[1])
+    poison(monkeypatch, {1, 2, 3, 4, 5, 6})
+    with pytest.warns(FeddureWarning, match="left out were updates"):
+        watched(images, True, Witness(), changes=SPECULATIVE)
+    assert len(trained) == 7
+
+
+def test_a_round_that_is_aggregated_again_may_lack_memory_for_its_evaluation(images, monkeypatch):
+    poison(monkeypatch, {2})
+    aggregate, aside, short, again = TrainedRound._aggregate, Engine.aside, iter([True]), []
+
+    def noted(trained, speculative):
+        again.append(not speculative)
+        aggregate(trained, speculative)
+
+    def lacking(engine, work):
+        if again[-1] and next(short, False):
+            raise torch.cuda.OutOfMemoryError
+        return aside(engine, work)
+
+    monkeypatch.setattr(TrainedRound, "_aggregate", noted)
+    monkeypatch.setattr(Engine, "aside", lacking)
+    monkeypatch.setattr(Lanes, "fewer", lambda lanes: True)
+    witness = Witness()
+    with pytest.warns(FeddureWarning, match="left out were updates"):
+        watched(images, True, witness, changes=SPECULATIVE)
+    assert witness.rounds == [1, 2, 3, 4, 5, 6]
+    assert all(model.isfinite().all() for model in witness.models)
+
+
+def test_an_observer_that_fails_is_told_of_no_later_round(images, monkeypatch):
+    """They wait for their evaluation: on disk there would be a hole."""
+    monkeypatch.setattr(TrainedRound, "ready", lambda trained: False)
+    witness = Witness(fails_at=1)
+    with pytest.raises(OSError, match="no space"):
+        watched(images, True, witness, changes=SPECULATIVE)
+    assert witness.rounds == []
+
+
+def test_images_of_two_rounds_are_not_held_where_memory_is_short(images, monkeypatch):
+    prepare, batches, held = Federation._prepare, [], []
+
+    def noted(federation, number):
+        held.append(sum(batch() is not None for batch in batches))
+        works = prepare(federation, number)
+        batches[:] = [weakref.ref(batch.weak) for _, batch, _ in works]
+        return works
+
+    monkeypatch.setattr(Federation, "_prepare", noted)
+    monkeypatch.setattr(Engine, "free_memory", lambda engine: 0)
+    watched(images, True, Witness(), changes=SPECULATIVE)
+    assert held == [0] * 6
+
+
+class Touchy(FedAvg):
+    """Cannot do with what is not finite."""
+
+    def aggregate(self, server, uploads, *arguments):
+        int(sum(upload["theta"].sum() for upload in uploads))
+        return super().aggregate(server, uploads, *arguments)
+
+
+def test_methods_of_others_never_see_updates_that_are_not_finite(images, monkeypatch):
+    feddure.register_method("touchy", Touchy)
+    poison(monkeypatch, {2})
+    witness = Witness()
+    with pytest.warns(FeddureWarning, match="left out were updates"):
+        watched(images, True, witness, changes=SPECULATIVE | {"method": "touchy"})
+    assert witness.rounds == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_seconds_of_rounds_are_those_of_the_run(images, monkeypatch):
+    def later(engine, found):
+        def wait():
+            time.sleep(0.2)
+            return found
+
+        return wait
+
+    monkeypatch.setattr(Engine, "later", later)
+    seconds = []
+    counting = Observer()
+    counting.round_done = lambda federation, record, took: seconds.append(took)
+    began = time.perf_counter()
+    watched(images, True, counting, changes=SPECULATIVE)
+    assert sum(seconds) <= time.perf_counter() - began
+    assert min(seconds[:-1]) >= 0.2
+
+
+def test_a_speculative_round_is_verified_also_when_the_next_one_is_stopped(images, monkeypatch):
     answer, steps = Federation._answer, iter(range(10**6))
     monkeypatch.setattr(
         Federation,
@@ -425,9 +524,9 @@ def test_a_believed_round_is_settled_also_when_the_next_one_is_stopped(images, m
             answer(self, task, result), upload={k: v * torch.nan for k, v in result.upload.items()}
         ),
     )
-    witness, per_round = Witness(), tiny.experiment(BELIEVED).clients_per_round * 2
+    witness, per_round = Witness(), tiny.experiment(SPECULATIVE).clients_per_round * 2
     with pytest.raises(Stopped), pytest.warns(FeddureWarning, match="left out were updates"):
-        watched(images, True, witness, lambda: next(steps) > per_round, BELIEVED)
+        watched(images, True, witness, lambda: next(steps) > per_round, SPECULATIVE)
     assert witness.rounds
     assert all(model.isfinite().all() for model in witness.models)
     assert all(len(record["left_out"]) == len(record["clients"]) for record in witness.told)

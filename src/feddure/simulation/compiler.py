@@ -18,24 +18,28 @@ def start(device: torch.device, dtype: torch.dtype) -> None:
     All of it would happen by itself, one after the other: the workers, which take as long to start as this process
     did, would be asked for by the first network, whose kernels are then compiled one by one.
     """
-    cuda = device.type == "cuda"
+    if device.type != "cuda":
+        _import_compiler()
+        return
     loading = Thread(target=_load_libraries, args=(device, dtype), daemon=True)
-    if cuda:
-        loading.start()
-    with _without_collection():
-        if cuda:
-            _start_workers()
-        for name in ("torch._dynamo", "torch._inductor.compile_fx"):
-            import_module(name)
-    if cuda:
+    loading.start()
+    try:
+        _import_compiler(with_workers=True)
+    finally:
         loading.join()  # nothing may go on beside a capture
 
 
-def _start_workers() -> None:
-    with suppress(ImportError, OSError, RuntimeError):  # of a PyTorch without this they start when they are needed
-        from torch._inductor.async_compile import maybe_warm_pool
+def _import_compiler(with_workers: bool = False) -> None:
+    """What fails here fails again where the network is compiled, and is told there."""
+    with _without_collection():
+        if with_workers:
+            with suppress(Exception):  # of a PyTorch without this they start when they are needed
+                from torch._inductor.async_compile import maybe_warm_pool
 
-        maybe_warm_pool()
+                maybe_warm_pool()
+        with suppress(Exception):
+            for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+                import_module(name)
 
 
 @contextmanager
@@ -57,5 +61,4 @@ def _load_libraries(device: torch.device, dtype: torch.dtype) -> None:
         F.conv2d(images, images[:, :, :3, :3].contiguous(memory_format=torch.channels_last))
         matrix = torch.zeros(16, 16, dtype=dtype, device=device)
         torch.mm(matrix, matrix)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()

@@ -23,7 +23,7 @@ from feddure.simulation import attacks
 from feddure.simulation.diagnostics import Model, diagnose, probe_drift, probe_labels
 from feddure.simulation.engine import Engine
 from feddure.simulation.lanes import Result, Task
-from feddure.simulation.server import Answer, Assignment, ImageCounts, Server, plan_batches
+from feddure.simulation.server import Answer, Assignment, ImageCounts, Moment, Server, plan_batches
 from feddure.tracking.observer import Observer
 
 STATISTICS_IMAGES = 2000
@@ -66,7 +66,8 @@ class Federation:
         self.engine = engine
         self.images = engine.images(dataset)
         self._ahead: tuple[int, list[_Work]] | None = None  # a round that was prepared while another trained
-        self._last: Trained | None = None
+        self._last: TrainedRound | None = None
+        self._speculates = True  # until an update cannot be used: others may follow
         self._bytes = self._expect_memory([self._plan(assignment) for assignment in self.server.assignments()])
 
     @property
@@ -97,35 +98,40 @@ class Federation:
         """One round: train its clients, aggregate what they send, evaluate where due; returns its record."""
         return self.start_round().record()
 
-    def start_round(self, meanwhile: Callable[[], None] = lambda: None, believing: bool = False) -> "Trained":
+    def start_round(self, meanwhile: Callable[[], None] = lambda: None, speculative: bool = False) -> "TrainedRound":
         """One round up to its aggregation.
 
         On a GPU the next round's images are made and `meanwhile` is called while this one's clients train, and the
-        evaluation goes on beside whatever comes next. Where it may be `believing`, nothing waits for the clients
-        either: only during the next round, or by `settle`, it is seen whether their updates could be used.
+        evaluation goes on beside whatever comes next. A `speculative` round does not wait for its clients either:
+        only during the next one, or by `verify`, it is seen whether their updates could be used.
         """
 
         def beside() -> None:
-            if self.settle():
+            if not self.verify():
                 raise _OtherModel
             self._prepare_ahead()
             meanwhile()
 
-        try:
+        if self._ahead is None:
+            self.verify()  # memory has no room for the images of two rounds
+        while True:
             tasks = self.tasks()
-            results = self.engine.run(tasks, beside)
-        except _OtherModel:
-            tasks = self.tasks()
-            results = self.engine.run(tasks, beside)
+            with suppress(_OtherModel):
+                results = self.engine.run(tasks, beside)
+                break
         every = self.experiment.probe_every
         due = every and (self.round + 1) % every == 0
         probe = self.server.program.attempt(lambda: self._probe(tasks, results)) if due else {}
-        self._last = Trained(self, tasks, results, probe, believing and self.server.can_believe)
+        speculative = speculative and self._speculates and self._ahead is not None and self.server.can_speculate
+        self._last = TrainedRound(self, tasks, results, probe, speculative)
         return self._last
 
-    def settle(self) -> bool:
-        """Look at what the last round believed; returns whether it had to be aggregated anew."""
-        return self._last is not None and self._last.settle()
+    def verify(self) -> bool:
+        """Look at the answers that the last round took unseen; False where it had to be aggregated anew."""
+        if self._last is None or self._last.verify():
+            return True
+        self._speculates = False
+        return False
 
     def tasks(self) -> list[Task]:
         """The next round's work."""
@@ -170,15 +176,15 @@ class Federation:
         return self.aggregate(tasks, results)[0]()
 
     def aggregate(
-        self, tasks: Sequence[Task], results: Sequence[Result], believing: bool = False
+        self, tasks: Sequence[Task], results: Sequence[Result], speculative: bool = False
     ) -> tuple[Callable[[], dict], Callable[[], bool] | None]:
-        """Aggregate a round's results; what is returned makes its record, and says whether believing them was right."""
+        """Aggregate a round's results; what is returned makes its record, and says whether all could be used."""
         pairs = list(zip(tasks, results, strict=True))
         answers = [self._answer(task, result) for task, result in pairs]
         left_out: dict[int, str] = {}
         right = None
-        if believing:
-            record, right = self.server.believe(answers)
+        if speculative:
+            record, right = self.server.speculate(answers)
         else:
             record, left_out = self.server.finish_round(answers)
         if left_out:
@@ -285,38 +291,47 @@ class Federation:
         return self.server.program.network.measure_statistics(theta, statistics, list(images.split(250)))
 
 
-class Trained:
+class TrainedRound:
     """A round whose clients have trained: aggregated, and evaluated where due."""
 
+    seconds: float | None = None
+    """What it took, once that is known."""
+
     def __init__(
-        self, federation: Federation, tasks: Sequence[Task], results: Sequence[Result], probe: dict, believing: bool
+        self, federation: Federation, tasks: Sequence[Task], results: Sequence[Result], probe: dict, speculative: bool
     ):
         self._federation = federation
-        self._work: tuple[Sequence[Task], Sequence[Result]] = tasks, results
+        self._work: tuple[Sequence[Task], Sequence[Result]] | None = (tasks, results)
         self._probe = probe
-        self._before = federation.server.moment
-        self._aggregate(believing)
+        self._before: Moment | None = federation.server.moment
+        self._aggregate(speculative)
 
-    def _aggregate(self, believing: bool) -> None:
+    def _aggregate(self, speculative: bool) -> None:
+        assert self._work is not None
         server = self._federation.server
-        self._record, self._right = self._federation.aggregate(*self._work, believing)
+        record, right = self._federation.aggregate(*self._work, speculative)
         if self._probe:
             self._probe["test_aggregated"] = self._federation.test_accuracy()
         self._tested, self._done = self._federation.engine.aside(lambda: server.start_test() if server.due() else {})
         self.moment = server.moment
         """The server after this round."""
-        if self._right is None:
-            self._work = (), ()  # it takes much memory
+        self._record, self._right = record, right  # last: what runs out of memory before is tried again
+        if right is None:
+            self._work = self._before = None
 
-    def settle(self) -> bool:
-        """Look at the answers that were believed; where one is to be left out, do without it and return True."""
-        if self._right is None or self._right():
-            self._right, self._work = None, ((), ())
-            return False
-        self._federation.engine.finish()
-        self._federation.server.moment = self._before
-        self._aggregate(believing=False)
-        return True
+    def verify(self) -> bool:
+        """Look at the answers that were taken unseen; where one cannot be used, do without it and return False."""
+        if self._right is None:
+            return True
+        right = self._right()
+        if right:
+            self._right = self._work = self._before = None
+        else:
+            assert self._before is not None
+            self._federation.engine.finish()
+            self._federation.server.moment = self._before
+            self._aggregate(speculative=False)
+        return right
 
     def ready(self) -> bool:
         """Whether its evaluation is done."""
@@ -338,31 +353,44 @@ def run(federation: Federation, observers: Sequence[Observer] = (), stop: Callab
     """All rounds that are left; where `stop` says so the round under way is dropped and `Stopped` raised."""
     lanes, server = federation.engine.lanes, federation.server
     before, lanes.stop = lanes.stop, stop
-    waiting: deque[tuple[Trained, float]] = deque()  # rounds, until they have been told, and their seconds
+    waiting: deque[TrainedRound] = deque()  # until they have been told
     began = time.perf_counter()
+
+    def over() -> None:
+        """The last round is over."""
+        nonlocal began
+        if waiting and waiting[-1].seconds is None:
+            now = time.perf_counter()
+            waiting[-1].seconds, began = now - began, now
 
     def tell(waits: int = 0) -> None:
         """Tell of rounds in their order; so many may wait for their evaluation."""
-        while waiting and (len(waiting) > waits or waiting[0][0].ready()):
-            trained, seconds = waiting[0]
-            record = trained.record()  # where memory runs out here, the lanes' work is tried again and this with it
-            waiting.popleft()
-            with server.at(trained.moment):
-                for observer in observers:
-                    observer.round_done(federation, record, seconds)
+        while waiting and (len(waiting) > waits or waiting[0].ready()):
+            record = waiting[0].record()  # where memory runs out here, the lanes' work is tried again and this with it
+            trained = waiting.popleft()
+            try:
+                with server.at(trained.moment):
+                    for observer in observers:
+                        observer.round_done(federation, record, trained.seconds or 0.0)
+            except BaseException:
+                waiting.clear()  # no later round is told without this one
+                raise
+
+    def meanwhile() -> None:
+        over()
+        tell(_MOST_WAITING if server.can_speculate else 0)
 
     try:
         while not federation.finished:
-            trained = federation.start_round(lambda: tell(_MOST_WAITING * server.can_believe), lanes.overlaps)
-            ended = time.perf_counter()
-            waiting.append((trained, ended - began))
-            began = ended
+            waiting.append(federation.start_round(meanwhile, speculative=lanes.overlaps))
             if not lanes.overlaps:
+                over()
                 tell()
                 began = time.perf_counter()
     finally:
         lanes.stop = before
-        federation.settle()
+        federation.verify()
+        over()
         tell()
 
 

@@ -189,13 +189,17 @@ class Server:
         return record | ({"suspicious": suspicious} if suspicious else {}), problems
 
     @property
-    def can_believe(self) -> bool:
-        """Whether a round can end before anybody has looked at its answers: nothing is kept of clients, or compared."""
+    def can_speculate(self) -> bool:
+        """Whether a round can end before anybody has looked at its answers.
+
+        Nothing is kept of clients, or compared, and the method is known to bear what is not finite.
+        """
         options, method = self.experiment.server, self.method
         defends = options.robust != "none" or options.norm_bound is not None or options.dp_clip is not None
-        return not (defends or method.keeps or method.memory)
+        own = type(method).__module__.partition(".")[0] != __package__.partition(".")[0]
+        return not (defends or method.keeps or method.memory or own)
 
-    def believe(self, answers: Sequence[Answer]) -> tuple[dict, Callable[[], bool]]:
+    def speculate(self, answers: Sequence[Answer]) -> tuple[dict, Callable[[], bool]]:
         """`finish_round` that does not wait for the device; and what does, and says whether every answer was right.
 
         If one was not, put the server back to the `moment` before and call `finish_round`.
@@ -203,8 +207,8 @@ class Server:
         self.round += 1
         state, moments = self._made(answers)
         right = torch.stack([*self._flags(answers), self._finite_after(state, moments).expand(2)]).all()
-        look = self.engine.later(right)
-        return self._conclude(answers, state, moments), lambda: bool(look())
+        copied = self.engine.later(right)
+        return self._conclude(answers, state, moments), lambda: bool(copied())
 
     @property
     def moment(self) -> Moment:

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,8 @@ class Sweep:
         """The combinations whose names fit `only` (patterns, in their order), on these seeds; empty means all."""
         points = {} if only else {point.name: point for point in self.points}
         for pattern in only:
-            fit = {point.name: point for point in self.points if fnmatchcase(point.name.lower(), pattern.lower())}
+            wanted = re.compile(re.escape(pattern).replace(r"\*", ".*"), re.IGNORECASE)
+            fit = {point.name: point for point in self.points if wanted.fullmatch(point.name)}
             if not fit:
                 hint = did_you_mean(pattern, [point.name for point in self.points])
                 raise ConfigError(f"--only: no combination is called '{pattern}'{hint}; --dry-run lists them")
