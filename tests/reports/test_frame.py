@@ -129,7 +129,7 @@ def test_tables_are_written_with_what_is_missing_empty(tmp_path):
 
 def test_results_have_a_row_for_each_study_and_measured_cell(tmp_path):
     store, first, missing = Store(tmp_path), cell(), cell(seed=5)
-    shared = dataclasses.replace(first, study="another")
+    shared = dataclasses.replace(first, study="another", name="few steps")
     store.keep(synthetic.measured(first, 100 / 3))
     frame.write_results(tmp_path, frame.of_cells([first, missing], store))
     before = (tmp_path / "results.csv").read_text()
@@ -140,6 +140,7 @@ def test_results_have_a_row_for_each_study_and_measured_cell(tmp_path):
     assert tuple(rows[0]) == frame.RESULTS
     assert [(row["study"], row["config_hash"]) for row in rows] == [("study", first.hash), ("another", first.hash)]
     assert [row["accuracy_last10"] for row in rows] == ["33.3333"] * 2
+    assert [row["name"] for row in rows] == ["", "few steps"]
     (tmp_path / "results.csv").write_text("study,method\ntable1,feddure\n")
     with pytest.raises(RunError, match=r"results.csv: not a table of results .*move it away"):
         frame.write_results(tmp_path, frame.of_cells([first], store))

@@ -33,15 +33,15 @@ EVALUATIONS = ("last10", "last", "ema_last10", "ema")
 _OTHERS = tuple(f"{name}_{which}" for name in TITLES if name != "accuracy" for which in EVALUATIONS)
 
 COLUMNS = (
-    "study", "preset", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
+    "study", "preset", "name", "method", "title", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed",
     "rounds", "local_steps", "options", "accuracy_last", "accuracy_last10", "accuracy_ema", "accuracy_ema_last10",
     "seconds", "left_out", "cell", "curve", "bytes_up", "bytes_down", "diagnostics", "environment", "failed",
     *VALIDATION, "metric", *_OTHERS,
 )  # fmt: skip
-"""`local_steps` are those of a client in a round, `left_out` is the share of updates that were not finite, `curve` has
-(round, accuracy, accuracy of the averaged model), `bytes_*` are of the whole run, `failed` says why there is none.
-`metric` is the one that ranks: validation is by it, and `test_best` is its value on the test set in the round that is
-best on validation images."""
+"""`name` is that of a sweep's combination, where it has one. `local_steps` are those of a client in a round, `left_out`
+is the share of updates that were not finite, `curve` has (round, accuracy, accuracy of the averaged model), `bytes_*`
+are of the whole run, `failed` says why there is none. `metric` is the one that ranks: validation is by it, and
+`test_best` is its value on the test set in the round that is best on validation images."""
 
 _SAME = 1e-10  # accuracies that differ by less differ by rounding
 
@@ -50,7 +50,7 @@ _SHARES = (*(f"accuracy_{which}" for which in EVALUATIONS), *VALIDATION, *_OTHER
 RESULTS = (
     "study", "preset", "method", "dataset", "setting", "gamma", "labels", "clients_per_round", "seed", "rounds",
     "local_steps", "accuracy_last", "accuracy_last10", "accuracy_ema", "accuracy_ema_last10", "seconds", "options",
-    "config_hash", "commit", "hardware", "versions", *VALIDATION, "metric", *_OTHERS,
+    "config_hash", "commit", "hardware", "versions", *VALIDATION, "metric", *_OTHERS, "name",
 )  # fmt: skip
 """Columns of results.csv."""
 
@@ -60,7 +60,7 @@ def of_cells(cells: Iterable[Any], store: Any) -> pd.DataFrame:
     rows, failures = [], store.failures()
     for cell in cells:
         row = _place(cell.experiment) | {"labels": labels(cell.experiment), "cell": cell.hash}
-        row |= {"study": cell.study, "preset": cell.preset, "options": cell.options}
+        row |= {"study": cell.study, "preset": cell.preset, "options": cell.options, "name": cell.name}
         found = store.find(cell)
         if found is None:
             row["failed"] = failures[cell.hash].reason if cell.hash in failures else ""
@@ -266,7 +266,7 @@ def write_results(folder: Path, rows: pd.DataFrame) -> None:
         try:
             before = pd.read_csv(path, dtype=str, keep_default_na=False)
             before = before.rename(columns={"accuracy_best": "test_best"})  # in files of an earlier version
-            absent = {name: "" for name in ("accuracy_ema_last10", *VALIDATION, *_OTHERS) if name not in before}
+            absent = {name: "" for name in ("accuracy_ema_last10", *VALIDATION, *_OTHERS, "name") if name not in before}
             absent |= {"metric": "accuracy"} if "metric" not in before else {}
             before = before.assign(**absent)[list(RESULTS)]
         except (OSError, ValueError, KeyError) as problem:
@@ -327,7 +327,7 @@ def _versions(about: Mapping[str, Any]) -> str:
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    empty: dict[str, Any] = {"study": "", "preset": "", "options": "", "failed": ""}
+    empty: dict[str, Any] = dict.fromkeys(("study", "preset", "name", "options", "failed"), "")
     empty |= {"curve": [], "diagnostics": {}, "environment": {}}
     frame = pd.DataFrame([empty | row for row in rows], columns=list(COLUMNS))
     numbers = [*_SHARES, "bytes_up", "bytes_down", "local_steps", "seconds", "left_out"]
