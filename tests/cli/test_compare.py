@@ -14,7 +14,7 @@ from feddure import data, experiments
 from feddure.errors import ConfigError, FeddureError, FeddureWarning, RunError
 from feddure.reports import frame
 from feddure.simulation import runs
-from feddure.studies import compare_report
+from feddure.studies import compare, compare_report
 from waiting import until
 
 NAME = "tiny-compare"
@@ -101,6 +101,24 @@ def test_a_new_folder_each_time(tmp_path):
     for name in ("compare-tiny-compare-dir-dir", "compare-tiny-compare-dir-dir-2"):
         assert f"runs/{name}/report.html" in start("--methods", "fedavg", "--rounds", "1").stdout
         assert experiments.load(file=tmp_path / "runs" / name / "fedavg-seed0" / "config.yaml").rounds == 1
+
+
+def decays(folder):
+    return {experiments.load(file=run / "config.yaml").server.ema for run in folder.glob("*-seed*")}
+
+
+def test_all_methods_models_are_averaged_or_none(tmp_path, monkeypatch):
+    few = ("--methods", "fedavg,fedtutor", "--rounds", "1")
+    start(*few, "--out", "out")
+    assert decays(tmp_path / "out") == {0.9}
+    assert all(row["accuracy_ema_last10_mean"] for row in table(tmp_path / "out" / "comparison.csv"))
+    start(*few, "--out", "own", "--set", "server.ema=0.5")
+    assert decays(tmp_path / "own") == {0.5}
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "_DECAY", None)  # as before
+        start(*few, "--out", "old")
+    invoke("compare", "--out", "old", "--resume", "--seeds", "1")
+    assert decays(tmp_path / "old") == {None}
 
 
 def test_options_reach_every_run(tmp_path):

@@ -136,7 +136,8 @@ def _show(view: "View", plan: "Plan", folder: Path, seconds: float) -> None:
     title += "".join(f", {rows[name][0]} {name if str(rows[name][0]) != '1' else name[:-1]}" for name in same)
     Console().print("", table(title, rows.drop(columns=same), view.about_methods(), numbers_from=1))
     if len(view.pairs()):
-        Console().print("", table(f"against {method_name(plan.against)}", view.pairs(), view.about_pairs()))
+        found = table(f"against {method_name(plan.against)}", view.pairs(), view.about_pairs(), wrapped="verdict")
+        Console().print("", found)
     console = plain_console()
     for sentence in view.joining.sentences() if view.joining is not None else ():
         console.print(f"\n{sentence}")

@@ -35,6 +35,7 @@ from feddure.tracking import records, tracker
 from feddure.tracking.console import Progress, SideBySide
 from feddure.tracking.tracker import trackers
 
+_DECAY = 0.9  # of the averaged models that are set beside each other where nobody says
 _MOST_JOBS = 4
 _WORTH_A_PROCESS = 50_000  # images in all steps of all runs: a process takes seconds to start
 
@@ -92,6 +93,9 @@ def prepare(
     if resume and preset is None and file is None:
         file = config_to_resume(folder)
     experiment, images = recommended.load(preset, file, changes, sets, read, say, allow_modules)
+    if not resume and experiment.server.ema is None:
+        # Averaging flatters whoever jumps most: all or none. What is resumed stays as it was begun.
+        experiment = experiment.model_copy(update={"server": experiment.server.model_copy(update={"ema": _DECAY})})
     plugins.allow(*methods, *(present.methods if present and allow_modules else ()))
     preset = preset if images is None else recommended.NAME
     usual = experiments.compared(preset) if preset is not None else ([], [])

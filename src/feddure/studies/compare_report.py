@@ -12,7 +12,7 @@ import pandas as pd
 from feddure.methods import exchanges, make
 from feddure.methods import title as method_name
 from feddure.reports import figures, frame, style
-from feddure.reports.frame import Difference, mean_sd, signed
+from feddure.reports.frame import Difference, mean_sd
 from feddure.reports.names import data_size
 from feddure.reports.page import Group, Section, Text, embed, table
 from feddure.reports.run_report import write_report
@@ -132,10 +132,9 @@ class View:
         lines = [
             {
                 "method": method_name(method),
-                "difference": signed(found.mean, 2),
-                "95 % interval": found.interval or NOTHING,
-                "verdict": found.verdict,
+                frame.mean_heading(self.frame) or "last": str(found),
                 **({"averaged": averaged.get(method, NOTHING)} if averaged else {}),
+                "verdict": found.verdict,
             }
             for (method, which), found in self.differences.items()
             if which == "last10"
@@ -166,8 +165,9 @@ class View:
         if seeds == 1:
             interval = "One seed gives no interval: any of these differences may be chance"
         which = frame.mean_heading(self.frame) or "last"
+        judged = f" The verdict is on {which}." * self.averaged
         against = method_name(self.plan.against)
-        return f"Points of {TITLES[self.metric]} ({which}) beyond {against} on the same seeds. {interval}."
+        return f"Points of {TITLES[self.metric]} beyond {against} on the same seeds. {interval}.{judged}"
 
     def write_tables(self, folder: Path) -> None:
         """comparison.csv, paired.csv and sites.csv; metrics are in %, bytes and seconds those of a run.
