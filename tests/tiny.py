@@ -1,9 +1,11 @@
 """Federations small enough to run in a test: images of a few pixels, a few clients, float64 on a CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from feddure.data.dataset import Dataset
 from feddure.data.partition import Partition
 from feddure.simulation.engine import Engine
 from feddure.simulation.federation import Federation, run
+from feddure.simulation.lanes import Result, Task
+from feddure.simulation.server import Answer
 
 EXPERIMENT: dict[str, Any] = {
     "dataset": "tiny",
@@ -106,3 +110,17 @@ def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tol
         scale = tensor.double().abs().max().item() if tensor.numel() else 0.0
         worst = difference.max().item() if tensor.numel() else 0.0
         assert worst <= tolerance * scale, f"{name}: off by {worst:.3g}, largest value {scale:.3g}"
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, bad: Collection[int]) -> None:
+    """The second client of these rounds sends NaN."""
+    answer = Federation._answer
+
+    def poisoned(federation: Federation, task: Task, result: Result) -> Answer:
+        found = answer(federation, task, result)
+        number, client = task.key[1:]
+        if number not in bad or client != federation.server.sample(number)[1]:
+            return found
+        return replace(found, upload=found.upload | {"theta": torch.full_like(found.upload["theta"], torch.nan)})
+
+    monkeypatch.setattr(Federation, "_answer", poisoned)

@@ -402,23 +402,9 @@ def test_rounds_that_wait_for_their_evaluation_are_told_with_their_own_model(ima
     expect_the_same_as_one_after_the_other(images)
 
 
-def poison(monkeypatch, bad):
-    """The second client of these rounds sends NaN."""
-    answer = Federation._answer
-
-    def poisoned(federation, task, result):
-        found = answer(federation, task, result)
-        number, client = task.key[1:]
-        if number not in bad or client != federation.server.sample(number)[1]:
-            return found
-        return replace(found, upload=found.upload | {"theta": torch.full_like(found.upload["theta"], torch.nan)})
-
-    monkeypatch.setattr(Federation, "_answer", poisoned)
-
-
 @pytest.mark.parametrize("bad", [{1}, {3}, {2, 3}, {6}, {1, 2, 3, 4, 5, 6}])
 def test_updates_that_were_taken_unseen_and_are_not_finite_are_left_out_all_the_same(images, monkeypatch, bad):
-    poison(monkeypatch, bad)
+    tiny.poison(monkeypatch, bad)
     with pytest.warns(FeddureWarning, match="left out were updates"):
         witness = expect_the_same_as_one_after_the_other(images)
     assert {record["round"] for record in witness.told if record["left_out"]} == bad
@@ -427,14 +413,14 @@ def test_updates_that_were_taken_unseen_and_are_not_finite_are_left_out_all_the_
 def test_a_client_that_always_sends_what_cannot_be_used_costs_one_round_again(images, monkeypatch):
     train, trained = Lanes.run, []
     monkeypatch.setattr(Lanes, "run", lambda *arguments: (trained.append(1), train(*arguments))[1])
-    poison(monkeypatch, {1, 2, 3, 4, 5, 6})
+    tiny.poison(monkeypatch, {1, 2, 3, 4, 5, 6})
     with pytest.warns(FeddureWarning, match="left out were updates"):
         watched(images, True, Witness(), changes=SPECULATIVE)
     assert len(trained) == 7
 
 
 def test_a_round_that_is_aggregated_again_may_lack_memory_for_its_evaluation(images, monkeypatch):
-    poison(monkeypatch, {2})
+    tiny.poison(monkeypatch, {2})
     aggregate, aside, short, again = TrainedRound._aggregate, Engine.aside, iter([True]), []
 
     def noted(trained, speculative):
@@ -490,7 +476,7 @@ class Touchy(FedAvg):
 
 def test_methods_of_others_never_see_updates_that_are_not_finite(images, monkeypatch):
     feddure.register_method("touchy", Touchy)
-    poison(monkeypatch, {2})
+    tiny.poison(monkeypatch, {2})
     witness = Witness()
     with pytest.warns(FeddureWarning, match="left out were updates"):
         watched(images, True, witness, changes=SPECULATIVE | {"method": "touchy"})

@@ -160,6 +160,14 @@ def test_federations_on_one_engine_equal_each_alone(colour):
         assert_models_near(federation.server.state, tiny.finished(experiment, colour).server.state, start)
 
 
+def test_rounds_with_an_update_that_cannot_be_used_are_made_again(colour, monkeypatch):
+    """It is seen while the next round trains, which began from a model that is not finite."""
+    tiny.poison(monkeypatch, {2, 3})
+    with pytest.warns(FeddureWarning, match="left out were updates"):
+        found = assert_agrees_with_cpu({"method": "fedavg-matched", "rounds": 4}, colour)
+    assert found.finished
+
+
 def test_evaluation_equals_the_cpus(colour):
     changes = {"method": "fedavg-sl", "optimizer.learning_rate": 0.01, "optimizer.epsilon": 1e-8}
     federation = tiny.finished(on_gpu(changes), colour)
