@@ -221,15 +221,13 @@ def gains() -> str:
 
 def scarce() -> str:
     """By the share of labels, with 5 steps."""
-    every, rivals = runs("scarce-labels"), ("fedavg-matched", "fedavg-fixmatch")
-    lines = []
-    for labels, setting in product((2.0, 4.0), SETTINGS[1:]):
+    every, lines = pd.concat([runs("scarce-labels"), runs("few-steps")]), []
+    for labels, setting in product((2.0, 4.0, 10.0), SETTINGS[1:]):
         here = pick(every, labels=labels, setting=setting)
-        ours, theirs, fixmatch = (pick(here, method=method) for method in ("fedtutor", *rivals))
-        beyond = (gain(ours, theirs), gain(ours, theirs, AVERAGED), gain(ours, fixmatch))
+        ours, theirs = (pick(here, method=method) for method in ("fedtutor", "fedavg-matched"))
+        beyond = gain(ours, theirs), gain(ours, theirs, AVERAGED)
         lines.append((f"{labels:g} %, {setting.upper()}", both(theirs), both(ours), *beyond))
-    head = ("labels", "labels only", "FedTutor", "− labels only", "averaged", "− FixMatch")
-    return table(head, lines)
+    return table(("labels", "labels only", "FedTutor", "last ten", "averaged"), lines)
 
 
 def labellers() -> str:
@@ -247,9 +245,9 @@ def labellers() -> str:
 
 
 CONTROLS = (
-    "FedTutor", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
+    "FedTutor", "labels only", "FedTutor with weight 0", "FedTutor, labels shuffled", "tutor on labelled images alone",
     "Fashion-MNIST as u, FedTutor", "own model, soft", "received model, soft", "averaged model, hard 0.95",
-    "labels only, 300 rounds", "45 steps, FedTutor", "45 steps, FedTutor, 10 % of u", "true labels on u",
+    "labels only, 300 rounds", "45 steps, FedTutor, 10 % of u", "true labels on u",
 )  # fmt: skip
 
 
@@ -263,21 +261,31 @@ def controlled(study: str) -> Runs:
     return pd.concat([every, main]).drop_duplicates(["case", "seed"])
 
 
-def controls(study: str = "controls", shown: Sequence[str] = CONTROLS, about: bool = False) -> str:
+def controls() -> str:
+    """What FedTutor adds to each control, on the control's seeds."""
+    every, lines = controlled("controls"), []
+    ours = pick(every, case="FedTutor")
+    for name in CONTROLS:
+        rows = pick(every, case=name)
+        beyond = [gain(ours, rows, column) for column in (LAST10, AVERAGED)] if name != "FedTutor" else [NOTHING] * 2
+        lines.append((name, _seeds(rows), both(rows), *beyond))
+    return table(("control", "seeds", "last ten (averaged)", "FedTutor − it", "averaged"), lines, 2)
+
+
+def all_controls(study: str) -> str:
+    """Each control beyond labels only under the same conditions."""
     every, lines = controlled(study), []
-    for name in shown:
+    for name, told in cases(study).items():
         if (rows := pick(every, case=name)).empty:
             continue
-        told = cases(study)[name]
         theirs = pick(every, case=told.get("against", "labels only"))
         beyond = [gain(rows, theirs, column) for column in (LAST10, AVERAGED)]
-        own = [told.get("about", ""), _seeds(rows)] if about else [_seeds(rows)]
-        lines.append((name, *own, both(rows), *(beyond if name != "labels only" else [NOTHING] * 2)))
-    first = ["control", "why", "seeds"] if about else ["control", "seeds"]
-    return table([*first, "last ten (averaged)", "beyond labels only", "averaged"], lines, len(first))
+        shown = beyond if name != "labels only" else [NOTHING] * 2
+        lines.append((name, told.get("about", ""), _seeds(rows), both(rows), *shown))
+    return table(("control", "why", "seeds", "last ten (averaged)", "beyond labels only", "averaged"), lines, 3)
 
 
-PRINTED = {"ProxyFL": 88.56, "SAGE": 87.05, "FedDure": 84.60, "labels only": 69.60, "every label": 90.46}
+PRINTED = {"ProxyFL": 88.56, "SAGE": 87.05, "FedDure": 84.60}
 """CIFAR-10, 10 % labels, α = 0.1: from Table 1 of ProxyFL (arXiv:2602.21078)."""
 
 
@@ -332,20 +340,14 @@ def beyond_labels_only(study: str, column: str, columns: Mapping[str, str]) -> s
 
 
 def price() -> str:
-    def seconds(rows: Runs) -> pd.Series:
-        return rows.set_index(["setting", "seed"])["seconds"]
-
-    used = performance.memory("aaai24-fine")
-    lines = []
+    """Bytes of runs; time and memory of whole rounds alone on a GPU."""
+    alone, lines = performance.rounds("aaai24-fine"), []
     for method, name in METHODS.items():
-        study = "tutor" if method == "feddure" else "controls"  # times compare within a command alone
-        ours, fixmatch = (
-            pick(runs(study), method=m, case=METHODS[m] if study == "controls" else "")
-            for m in (method, "fedavg-fixmatch")
-        )
+        ours = pick(runs("tutor"), method=method)
         sizes = [_mean(ours[f"bytes_{way}"] / ours["rounds"] / ours["clients_per_round"]) for way in ("down", "up")]
-        times = _mean(seconds(ours) / seconds(fixmatch))
-        lines.append((name, *(data_size(size or 0) for size in sizes), f"{times:.2f}", f"{used[method] / 1000:.1f} GB"))
+        ms, fixmatch = (alone[m]["ms_per_round"]["median"] for m in (method, "fedavg-fixmatch"))
+        used = f"{alone[method]['memory_mb'] / 1000:.1f} GB"
+        lines.append((name, *(data_size(size or 0) for size in sizes), f"{ms / fixmatch:.2f}", used))
     return table(("a client and round", "down", "up", "time, FixMatch = 1", "GPU memory of five"), lines)
 
 
@@ -418,8 +420,7 @@ def averaging() -> str:
         found = _mean(rows[AVERAGED] - rows[LAST10])
         return NOTHING if found is None else signed(found)
 
-    five = pd.concat([table1(), pick(runs("few-steps"), method="fedtutor")])
-    columns = {"5 steps": five, "45 steps": runs("tutor")}
+    columns = {f"5 steps, {seeds(runs('few-steps'))}": runs("few-steps"), "45 steps": runs("tutor")}
     rows = {name: method for method, name in METHODS.items()}
     first = "averaged − last ten, three settings"
     return grid(first, rows, lambda method, every: by_three(pick(every, method=method), rise), columns)
@@ -492,9 +493,9 @@ def _probes() -> str:
         right = [triple(per_cent(rows, f"probe_{who}_{one}") for one in what) for who in ("own", "global", "averaged")]
         far = [told(rows, f"probe_{name}", 3) for name in ("drift", "cosine")]
         tests = [per_cent(rows, f"probe_test_{who}", 1) for who in ("received", "clients", "aggregated")]
-        lines.append([name, *right, *far, *tests])
-    head = ("", "own", "received", "averaged", "drift", "cosine", "test: received", "clients", "aggregated")
-    return table(head, lines)
+        lines.append([name, _seeds(rows), *right, *far, *tests])
+    head = ("", "seeds", "own", "received", "averaged", "drift", "cosine", "test: received", "clients", "aggregated")
+    return table(head, lines, 2)
 
 
 def _quarters() -> str:
@@ -673,8 +674,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "attacks": attacks,
     "all-fedtutor": lambda: _accuracies(runs("tutor"), METHODS),
     "all-scarce": _scarce_tables,
-    "all-controls": lambda: controls("controls", tuple(cases("controls")), about=True),
-    "all-controls-demo": lambda: controls("controls-demo", tuple(cases("controls-demo")), about=True),
+    "all-controls": lambda: all_controls("controls"),
+    "all-controls-demo": lambda: all_controls("controls-demo"),
     "few-steps": lambda: _of_methods("few-steps"),
     "fashion": lambda: _of_methods("fashion"),
     "probes": _probes,

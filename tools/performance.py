@@ -25,9 +25,9 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def memory(preset: str) -> dict[str, float]:
-    """Megabytes on a GPU by method."""
-    return {case["method"]: case["memory_mb"] for case in read("rounds")["cases"] if case["preset"] == preset}
+def rounds(preset: str) -> dict[str, Any]:
+    """Cases of a preset by method."""
+    return {case["method"]: case for case in read("rounds")["cases"] if case["preset"] == preset}
 
 
 def span(found: Mapping[str, float], digits: int = 1) -> str:
