@@ -69,7 +69,7 @@ def sweep(
     feddure sweep rates.yaml --dry-run                  # what would be measured, and how long it takes
     feddure sweep rates.yaml                            # into runs/sweep-rates
     feddure sweep rates.yaml --jobs 2                   # two cells at a time on this machine
-    feddure sweep rates.yaml --seeds 0 --only "few*"    # a part of it first, in this order
+    feddure sweep rates.yaml --seeds 0 --only "few*"    # a part of it first
     feddure sweep rates.yaml --ray ray://head:10001     # on a Ray cluster
     feddure sweep rates.yaml --merge from-machine-b     # with the cells that another machine has measured
     ```
