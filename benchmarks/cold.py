@@ -31,7 +31,7 @@ def main() -> None:
             command = [sys.executable, *sys.argv, "--one"]
             done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True)
             if done.returncode:
-                sys.exit(done.stderr)
+                sys.exit(done.stderr.strip())
             found[cache] = json.loads(done.stdout.splitlines()[-1])
     finish({"benchmark": "cold", "preset": options.preset, "method": options.method, "seconds": found}, options.json)
 

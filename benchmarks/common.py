@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +15,21 @@ from feddure import environment, experiments
 from feddure.config import Experiment
 from feddure.data.batches import Batch
 from feddure.data.dataset import Dataset
+from feddure.errors import FeddureError
 from feddure.simulation.engine import Engine
 from feddure.simulation.lanes import Task
 from feddure.simulation.program import new_heads, new_module
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """A mistake in what was asked for is told as feddure's commands tell it."""
+    if isinstance(error, FeddureError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _tell
 
 
 def noise_images(side: int = 32, channels: int = 3, classes: int = 10, number: int = 1000, tests: int = 100) -> Dataset:

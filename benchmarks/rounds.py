@@ -26,13 +26,13 @@ from feddure.simulation.federation import Federation, run
 def main() -> None:
     options = parse()
     dataset = noise_images(number=50_000, tests=10_000)
-    cases = [measure(*case.split(":"), dataset, options) for case in options.cases]
+    cases = [measure(*case, dataset, options) for case in options.cases]
     finish({"benchmark": "rounds", "cases": cases}, options.json)
 
 
-def measure(preset: str, method: str, rounds: str, dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
+def measure(preset: str, method: str, rounds: int, dataset: Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a round, over so many of them."""
-    changes = {"method": method, "rounds": int(rounds), "server.ema": 0.9}
+    changes = {"method": method, "rounds": rounds, "server.ema": 0.9}
     experiment = experiments.load(preset, changes=changes, sets=options.sets)
     shares = partition.make(dataset, experiment.partition, experiment.partition_seed)
     held = _reset_memory()
@@ -68,9 +68,14 @@ def _reset_memory() -> int:
     return torch.cuda.memory_reserved()
 
 
+def case(text: str) -> tuple[str, str, int]:
+    preset, method, rounds = text.split(":")
+    return preset, method, int(rounds)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", metavar="PRESET:METHOD:ROUNDS")
+    parser.add_argument("cases", nargs="+", type=case, metavar="PRESET:METHOD:ROUNDS")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
